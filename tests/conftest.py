@@ -1,0 +1,34 @@
+"""Settings that the whole suite runs under: 8 CPU devices, no silent promotion of dtypes or ranks."""
+
+import os
+import pathlib
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The first example of a shape compiles, and machines are shared: a deadline would time the compiler.
+hypothesis.settings.register_profile("jaxrank", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("jaxrank")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """Real data beside the checkout; it is not part of the project."""
+    path = pathlib.Path(__file__).parents[2] / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"real data is not part of the project, and there is none at {path}")
+    return path
+
+
+@pytest.fixture
+def x64():
+    """64-bit types for one test."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,115 @@
+"""What the readers share: opening, the error for bad input, and the flat lists they return."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import BinaryIO
+
+import numpy as np
+from jaxtyping import Float, Float32, Int, Integer
+
+Path = str | PathLike[str]
+
+
+class DataError(ValueError):
+    """Input that cannot be read: where it stands, what was expected, and what to do next."""
+
+
+def malformed(path: Path, line: int, found: str, expected: str) -> DataError:
+    return DataError(f"{path}:{line}: {found}; expected {expected}")
+
+
+@contextmanager
+def open_binary(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file for reading, through gzip where its first two bytes say so (the name does not matter)."""
+    with open(path, "rb") as raw:
+        packed = raw.peek(2)[:2] == b"\x1f\x8b"
+        try:
+            yield gzip.GzipFile(fileobj=raw) if packed else raw  # pyright: ignore[reportReturnType]
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{path}: damaged gzip file ({error}); expected a complete one: copy it again") from error
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that hold something, with their number in the file, counted from 1."""
+    with open_binary(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.isspace():
+                yield number, decoded(path, number, line)
+
+
+def decoded(path: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise malformed(path, number, "bytes that are not UTF-8", "UTF-8 text") from error
+
+
+def read_numbers(path: Path, expected: str) -> Float[np.ndarray, " lines"]:
+    """One number on each line; `expected` names them in the error."""
+    values = []
+    for number, line in numbered_lines(path):
+        try:
+            values.append(float(line))
+        except ValueError as error:
+            raise malformed(path, number, f"{line.strip()[:80]!r}", expected) from error
+        if np.isnan(values[-1]):
+            raise malformed(path, number, "NaN", expected)
+    return np.array(values, np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class RankingLists:
+    """Lists of any length as flat columns, one row for each document, the rows of a list together.
+
+    Args:
+      queries: a name for each list.
+      lengths: rows of each list.
+      labels: relevance grade of each row.
+      scores: score of each row; `-inf` is a document that was judged but not retrieved.
+      features: feature values of each row.
+
+    Raises:
+      ValueError: the columns do not have `lengths.sum()` rows each.
+
+    Example:
+      >>> lists = RankingLists(("a", "b"), np.array([2, 1]), np.array([1, 0, 3], np.float32))
+      >>> len(lists), lists.offsets.tolist()
+      (2, [0, 2, 3])
+    """
+
+    queries: tuple[str, ...]
+    lengths: Integer[np.ndarray, " lists"]
+    labels: Float32[np.ndarray, " rows"]
+    scores: Float32[np.ndarray, " rows"] | None = None
+    features: Float32[np.ndarray, "rows f"] | None = None
+
+    def __post_init__(self):
+        if len(self.queries) != len(self.lengths):
+            raise ValueError(
+                f"{len(self.queries)} queries but {len(self.lengths)} lengths; expected one of each a list"
+            )
+        for name in ("labels", "scores", "features"):
+            column = getattr(self, name)
+            if column is not None and len(column) != self.lengths.sum():
+                raise ValueError(f"{name} has {len(column)} rows but the lengths add up to {self.lengths.sum()}")
+        for name in ("lengths", "labels", "scores", "features"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _read_only(getattr(self, name)))
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " offsets"]:
+        """Row where each list begins, and the number of rows at the end."""
+        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+
+def _read_only(column: np.ndarray) -> np.ndarray:
+    view = column.view()  # the caller's own array stays as it is
+    view.flags.writeable = False
+    return view

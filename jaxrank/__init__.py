@@ -1,5 +1,6 @@
 """Exact and differentiable NDCG@K for JAX."""
 
+from jaxrank import presets
 from jaxrank.discounts import geometric_discount, log2_discount, reciprocal_discount
 from jaxrank.gains import exponential_gain, linear_gain, table_gain
 from jaxrank.metrics import dcg_at_k, ideal_dcg_at_k, ndcg_at_k, ranked_ndcg_at_k
@@ -14,6 +15,7 @@ __all__ = [
     "linear_gain",
     "log2_discount",
     "ndcg_at_k",
+    "presets",
     "ranked_ndcg_at_k",
     "reciprocal_discount",
     "table_gain",

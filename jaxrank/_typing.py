@@ -1,7 +1,7 @@
 """Array aliases and the Protocols of the pluggable parts."""
 
 from collections.abc import Callable
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -20,18 +20,21 @@ Mask: TypeAlias = Bool[Array, "*batch n"]
 Values: TypeAlias = Shaped[Array, "..."]
 
 
+@runtime_checkable
 class GainFn(Protocol):
     """Elementwise label -> gain, `[...] -> [...]`. With a true attribute `monotone`, never decreasing in the label."""
 
     def __call__(self, labels: Float[Array, "..."], /) -> Float[Array, "..."]: ...
 
 
+@runtime_checkable
 class DiscountFn(Protocol):
     """Elementwise 1-based rank -> discount, `[k] -> [k]`, positive and not increasing."""
 
     def __call__(self, ranks: Float[Array, "..."], /) -> Float[Array, "..."]: ...
 
 
+@runtime_checkable
 class Relaxation(Protocol):
     """Scores -> the first k rows of a relaxed permutation matrix, `[..., n] -> [..., k, n]`."""
 

@@ -71,7 +71,7 @@ def ndcg_at_k(
       >>> scores = jnp.array([[0.2, 0.9, 0.1], [0.5, 0.5, 0.5]])
       >>> labels = jnp.array([[1, 2, 0], [1, 2, 0]])
       >>> jaxrank.ndcg_at_k(scores, labels, 2)
-      Array([1.        , 0.59895...], dtype=float32)
+      Array([1. , 0.5989...], dtype=float32)
 
     References:
       Jarvelin and Kekalainen (2002), Cumulated gain-based evaluation of IR techniques; Burges et al. (2005), Learning

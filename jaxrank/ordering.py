@@ -69,7 +69,7 @@ def top_k(keys: Lists, k: int) -> tuple[Ranked, Indices]:
     return lax.optimization_barrier((values, indices))
 
 
-def take(values: Float[Array, "*#batch n"], indices: Indices) -> Ranked:
+def take(values: Shaped[Array, "*#batch n"], indices: Indices) -> Shaped[Array, "*batch k"]:
     return jnp.take_along_axis(values, indices, axis=-1)
 
 

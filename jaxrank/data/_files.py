@@ -13,6 +13,8 @@ from jaxtyping import Float, Float32, Int, Integer
 
 Path = str | PathLike[str]
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 
 class DataError(ValueError):
     """Input that cannot be read: where it stands, what was expected, and what to do next."""
@@ -48,16 +50,28 @@ def decoded(path: Path, number: int, line: bytes) -> str:
         raise malformed(path, number, "bytes that are not UTF-8", "UTF-8 text") from error
 
 
-def read_numbers(path: Path, expected: str) -> Float[np.ndarray, " lines"]:
-    """One number on each line; `expected` names them in the error."""
+def float32_number(text: str, *, infinite: bool) -> float:
+    """The number in a text; the error says what was expected."""
+    expected = "a number" if infinite else "a finite number"
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ValueError(expected) from error
+    if np.isnan(value) or "_" in text or (np.isinf(value) and "inf" in text.lower() and not infinite):
+        raise ValueError(expected)
+    if abs(value) > FLOAT32_MAX and "inf" not in text.lower():
+        raise ValueError(f"{expected} that float32 holds, at most {FLOAT32_MAX:.3g}")
+    return value
+
+
+def read_numbers(path: Path, what: str) -> Float[np.ndarray, " lines"]:
+    """One number on each line; `what` names it in the error."""
     values = []
     for number, line in numbered_lines(path):
         try:
-            values.append(float(line))
+            values.append(float32_number(line.strip(), infinite=True))
         except ValueError as error:
-            raise malformed(path, number, f"{line.strip()[:80]!r}", expected) from error
-        if np.isnan(values[-1]):
-            raise malformed(path, number, "NaN", expected)
+            raise malformed(path, number, f"{line.strip()[:80]!r}", f"{what}, {error}") from error
     return np.array(values, np.float64)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int
 
-from jaxrank.data._files import DataError, Path, RankingLists, malformed, numbered_lines, open_binary, read_numbers
+from jaxrank.data._files import (
+    DataError,
+    Path,
+    RankingLists,
+    float32_number,
+    malformed,
+    numbered_lines,
+    open_binary,
+    read_numbers,
+)
 
 EXPECTED = "label qid:query index:value ..., as in: 2 qid:1 1:0.5 3:1.25"
 MAX_FEATURES = 100_000  # features become a dense array; an index above this is a slip or another kind of data
@@ -139,7 +148,7 @@ def _stem(path: Path) -> str:
 
 
 def _scores(path: Path, scores: Path, rows: int) -> Float32[np.ndarray, " rows"]:
-    values = read_numbers(scores, "the score of a row, a number")
+    values = read_numbers(scores, "the score of a row")
     if len(values) != rows:
         raise DataError(f"{scores}: {len(values)} scores but {path} has {rows} rows; expected a score for each row")
     return values.astype(np.float32)
@@ -165,9 +174,9 @@ def _check_lines(path: Path, n_features: int | None, zero_based: bool) -> None:
     for number, (label, *rest) in _data_lines(path):
         has_query = bool(rest) and rest[0].startswith("qid:")
         with_query = has_query if with_query is None else with_query
+        _check_number(path, number, label, "label", float)
         if has_query != with_query:
             raise malformed(path, number, f"{'a' if has_query else 'no'} qid, unlike the lines before", EXPECTED)
-        _check_number(path, number, label, "label", float)
         if has_query:
             _check_number(path, number, rest.pop(0).removeprefix("qid:"), "qid", int)
         _check_features(path, number, rest, n_features, zero_based)
@@ -190,11 +199,13 @@ def _check_features(path: Path, number: int, fields: list[str], n_features: int 
 
 
 def _check_number(path: Path, number: int, text: str, what: str, kind: type) -> Any:
-    expected = "a whole number of at most 64 bits" if kind is int else "a finite number that float32 holds"
     try:
-        value = kind(text)
+        return _whole_number(text) if kind is int else float32_number(text, infinite=False)
     except ValueError as error:
-        raise malformed(path, number, f"{what} {text!r}", expected) from error
-    if not abs(value) <= (2**63 - 1 if kind is int else float(np.finfo(np.float32).max)):
-        raise malformed(path, number, f"{what} {text!r}", expected)
-    return value
+        raise malformed(path, number, f"{what} {text!r}", str(error)) from error
+
+
+def _whole_number(text: str) -> int:
+    if not text.lstrip("-").isdecimal() or abs(int(text)) >= 2**63:
+        raise ValueError("a whole number of at most 64 bits")
+    return int(text)

@@ -1,0 +1,278 @@
+"""Train a scorer on ranking lists: a small loop on optax, for any `apply(params, features) -> scores`.
+
+Everything an epoch needs is in `TrainState` and the seed: epoch e shuffles by (seed, e). So a state that was saved
+after any epoch goes on to the same final figures.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, PyTree
+
+from jaxrank.data._files import RankingLists
+from jaxrank.data.batching import Batch, padded_batches
+from jaxrank.metrics import ndcg_at_k
+
+BATCH_SIZE = 32
+MAX_PADDING = 0.4  # every shape is compiled once, which costs more than some empty slots
+EVALUATION_NUMBERS = 1 << 24  # feature values in a batch that is only scored
+
+
+# (params, features [b, n, f]) -> scores [b, n], and (scores [b, n], labels [b, n], *, where [b, n]) -> a batch's loss
+Apply = Callable[[PyTree, Array], Array]
+LossFn = Callable[..., Array]
+
+# ---------------------------------------------------------------------------------------------------------- the loop
+
+
+class TrainState(NamedTuple):
+    """All that training needs to go on.
+
+    Args:
+      params: what `apply` takes.
+      opt_state: the optimiser's state.
+      best: the parameters of the best epoch so far, by validation NDCG.
+      history: a row for each epoch done: mean training loss, validation NDCG.
+    """
+
+    params: PyTree
+    opt_state: PyTree
+    best: PyTree
+    history: Float[np.ndarray, "epochs 2"]
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return len(self.history)
+
+    @property
+    def best_epoch(self) -> int:
+        """The epoch (counted from 1) that `best` comes from; 0 before the first."""
+        return int(np.argmax(self.history[:, 1])) + 1 if self.epoch else 0
+
+
+def init_state(params: PyTree, optimiser: Any) -> TrainState:
+    """The state before the first epoch; `optimiser` is any optax gradient transformation."""
+    return TrainState(params, optimiser.init(params), params, np.zeros((0, 2)))
+
+
+def finished(state: TrainState, *, epochs: int, patience: int) -> bool:
+    """Whether all epochs are done, or `patience` of them went by without a better validation NDCG."""
+    return state.epoch >= epochs or state.epoch - state.best_epoch >= patience
+
+
+def fit(
+    apply: Apply,
+    state: TrainState,
+    train: RankingLists,
+    valid: RankingLists,
+    *,
+    loss_fn: LossFn,
+    optimiser: Any,
+    k: int | None = 10,
+    epochs: int = 100,
+    patience: int = 30,
+    batch_size: int = BATCH_SIZE,
+    seed: int = 0,
+    on_epoch: Callable[[TrainState], object] = lambda state: None,
+) -> TrainState:
+    """Trains until `epochs` are done or validation NDCG@k has not risen for `patience` epochs.
+
+    Args:
+      apply: `(params, features [b, n, f]) -> scores [b, n]`; a flax module's `apply`, or any function.
+      state: what `init_state` gave, or the state of an earlier epoch, to go on from.
+      train: lists with features.
+      valid: lists with features, for early stopping on the exact `ndcg_at_k`.
+      loss_fn: a batch's loss, `(scores, labels, *, where) -> scalar`.
+      optimiser: an optax gradient transformation.
+      k: cutoff of the validation NDCG.
+      epochs: epochs in all, those of `state` among them.
+      patience: epochs without a rise before it stops.
+      batch_size: lists in a step, at most. They have like lengths.
+      seed: shuffles the epochs.
+      on_epoch: called with the state after each epoch, to save or show it.
+
+    Returns:
+      The last state; its `best` are the parameters to use.
+
+    Raises:
+      ValueError: lists without features, or without queries.
+      FloatingPointError: the loss is no longer finite.
+
+    Example:
+      >>> import optax, jaxrank
+      >>> from jaxrank.data.synthetic import generated_splits
+      >>> lists = generated_splits(queries=(20, 10, 10))
+      >>> params, optimiser = init_mlp(jax.random.key(0), 24, (8,)), optax.adam(3e-3)
+      >>> mse = lambda scores, labels, where: jnp.mean((scores - labels) ** 2, where=where)
+      >>> state = init_state(params, optimiser)
+      >>> state = fit(apply_mlp, state, lists["train"], lists["valid"], loss_fn=mse, optimiser=optimiser, epochs=2)
+      >>> state.history.shape
+      (2, 2)
+    """
+    _check_lists(train=train, valid=valid)
+    step = jax.jit(make_step(apply, loss_fn, optimiser), donate_argnums=(0, 1))
+    evaluate = make_evaluate(apply, k)
+    while not finished(state, epochs=epochs, patience=patience):
+        rng = np.random.default_rng((seed, state.epoch))
+        batches = padded_batches(train, batch_size=batch_size, max_padding=MAX_PADDING, rng=rng)
+        params, opt_state, loss = _run_epoch(step, state, batches)
+        state = _recorded(state, params, opt_state, loss, float(evaluate(params, valid).mean()))
+        on_epoch(state)
+    return state
+
+
+def make_step(apply: Apply, loss_fn: LossFn, optimiser: Any) -> Callable[..., tuple[PyTree, PyTree, Array]]:
+    """One step, to be jitted: `(params, opt_state, features, labels, where) -> (params, opt_state, loss)`."""
+    import optax
+
+    def step(params, opt_state, features, labels, where):
+        loss, grads = jax.value_and_grad(lambda p: loss_fn(apply(p, features), labels, where=where))(params)
+        updates, opt_state = optimiser.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    return step
+
+
+def _run_epoch(step: Callable, state: TrainState, batches: Iterator[Batch]) -> tuple[PyTree, PyTree, float]:
+    # The step donates what it is given, and the caller may hold `state`: one copy an epoch.
+    params, opt_state = jax.tree.map(jnp.copy, (state.params, state.opt_state))
+    losses, counts = [], []
+    for batch in batches:
+        params, opt_state, loss = step(params, opt_state, batch.features, batch.labels, batch.where)
+        losses.append(loss)
+        counts.append((batch.lists >= 0).sum())
+    return params, opt_state, float(np.average(jax.device_get(losses), weights=counts))
+
+
+def _recorded(state: TrainState, params: PyTree, opt_state: PyTree, loss: float, value: float) -> TrainState:
+    if not np.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss is {loss} in epoch {state.epoch + 1}; check the features for NaN, or lower the learning rate"
+        )
+    better = not state.epoch or value > state.history[:, 1].max()
+    history = np.vstack([state.history, [[loss, value]]])
+    return TrainState(params, opt_state, params if better else state.best, history)
+
+
+def make_evaluate(apply: Apply, k: Any) -> Callable[[PyTree, RankingLists], Float[np.ndarray, "lists ..."]]:
+    """The exact NDCG@k of each list under `apply`; compiled once for each bucket of lengths."""
+
+    @jax.jit
+    def values(params, features, labels, where):
+        return ndcg_at_k(apply(params, features), labels, k, where=where)
+
+    def evaluate(params, lists):
+        return _by_list(lists, lambda batch: values(params, batch.features, batch.labels, batch.where))
+
+    return evaluate
+
+
+def _by_list(lists: RankingLists, function: Callable[[Batch], Array]) -> Float[np.ndarray, "lists ..."]:
+    parts = [(batch.lists, np.asarray(function(batch))) for batch in evaluation_batches(lists)]
+    found, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return values[found >= 0][np.argsort(found[found >= 0])]
+
+
+def evaluation_batches(lists: RankingLists) -> Iterator[Batch]:
+    slots = EVALUATION_NUMBERS // lists.features.shape[1]  # pyright: ignore[reportOptionalMemberAccess]
+    return padded_batches(lists, max_slots=max(slots, 1), max_padding=MAX_PADDING)
+
+
+def predict(apply: Apply, params: PyTree, lists: RankingLists) -> Float32[np.ndarray, " rows"]:
+    """The score of each row, in the order of the rows."""
+    _check_lists(lists=lists)
+    scores, run, offsets = np.zeros(len(lists.labels), np.float32), jax.jit(apply), lists.offsets
+    for batch in evaluation_batches(lists):
+        row = offsets[batch.lists][:, None] + np.arange(batch.where.shape[1])
+        scores[row[batch.where]] = np.asarray(run(params, batch.features))[batch.where]
+    return scores
+
+
+def _check_lists(**parts: RankingLists) -> None:
+    for name, lists in parts.items():
+        if lists.features is None:
+            raise ValueError(f"{name} has no features; read a file that has them, or give RankingLists(features=...)")
+        if not len(lists):
+            raise ValueError(f"{name} has no queries; expected at least one list")
+
+
+# ------------------------------------------------------------------------------------------------------ the network
+
+
+def init_mlp(key: Array, features: int, hidden: Sequence[int] = (64, 32)) -> PyTree:
+    """Weights of a ReLU network with one output.
+
+    The last layer is small and random: from zero scores, which tie, the gradient of NeuralSort says little, and large
+    first scores are as if the temperature were too low.
+
+    Args:
+      key: a `jax.random.key`.
+      features: features of a document.
+      hidden: widths of the hidden layers.
+
+    Returns:
+      A list of layers, each `{"weight": [in, out], "bias": [out]}`.
+
+    Example:
+      >>> [layer["weight"].shape for layer in init_mlp(jax.random.key(0), 24)]
+      [(24, 64), (64, 32), (32, 1)]
+    """
+    sizes = [features, *hidden, 1]
+    keys = jax.random.split(key, len(sizes) - 1)
+    scales = [2.0**0.5] * len(hidden) + [0.1]
+    return [
+        {"weight": jax.random.normal(key, (m, n)) * (scale / m**0.5), "bias": jnp.zeros(n)}
+        for key, m, n, scale in zip(keys, sizes[:-1], sizes[1:], scales, strict=True)
+    ]
+
+
+def apply_mlp(params: PyTree, features: Float[Array, "*batch f"]) -> Float[Array, "*batch"]:
+    """Scores of documents, `[..., f] -> [...]`, by the network that `init_mlp` makes."""
+    x = features
+    for i, layer in enumerate(params):
+        x = jnp.dot(x if i == 0 else jax.nn.relu(x), layer["weight"])
+        x += jnp.broadcast_to(layer["bias"], x.shape)
+    return x.squeeze(-1)
+
+
+class Standardiser(NamedTuple):
+    """Feature by feature: `log1p` where skewed, less `shift`, times `scale`; a constant feature becomes 0."""
+
+    skewed: Bool[np.ndarray, " f"]
+    shift: Float32[np.ndarray, " f"]
+    scale: Float32[np.ndarray, " f"]
+
+    def __call__(self, lists: RankingLists) -> RankingLists:
+        """The lists with standardised features."""
+        _check_lists(lists=lists)
+        return replace(lists, features=self.transform(lists.features))  # pyright: ignore[reportArgumentType]
+
+    def transform(self, features: Float32[np.ndarray, "rows f"]) -> Float32[np.ndarray, "rows f"]:
+        logs = np.log1p(np.maximum(features, 0), where=self.skewed, out=features.copy())
+        return (logs - self.shift) * self.scale
+
+
+def fit_standardiser(features: Float32[np.ndarray, "rows f"]) -> Standardiser:
+    """Measures the training set's features; one is skewed if it is never negative and `log1p` makes it less so.
+
+    Example:
+      >>> fit_standardiser(np.array([[1, 0], [2, 0], [1000, 0]], np.float32)).skewed.tolist()
+      [True, False]
+    """
+    logs = np.log1p(np.maximum(features, 0))
+    skewed = (features.min(0) >= 0) & (_skewness(logs) < _skewness(features) - 1e-3)
+    values = np.where(skewed, logs, features)
+    spread = values.std(0, dtype=np.float64)
+    scale = np.divide(1, spread, where=spread > 0, out=np.zeros_like(spread))
+    return Standardiser(skewed, values.mean(0, dtype=np.float64).astype(np.float32), scale.astype(np.float32))
+
+
+def _skewness(values: Float32[np.ndarray, "rows f"]) -> Float[np.ndarray, " f"]:
+    centred = values - values.mean(0, dtype=np.float64)
+    spread = np.sqrt((centred**2).mean(0))
+    return np.divide((centred**3).mean(0), spread**3, where=spread > 0, out=np.zeros_like(spread))

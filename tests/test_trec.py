@@ -117,9 +117,20 @@ def test_a_query_without_a_run_is_a_list_of_what_was_relevant(files):
 def test_descending_order_is_that_of_bytes(files):
     documents = ["b", "B", "é", "10", "9", "a10", "a9", ""]
     lines = "".join(f"q1 Q0 x{document} 1 {i} me\n" for i, document in enumerate(documents))
-    run = read(files(lines), order="descending", missing="skip")
+    run = read(files(lines), order="id_descending", missing="skip")
     by_bytes = sorted(range(len(documents)), key=lambda i: documents[i].encode(), reverse=True)
     assert run.lists.scores.tolist()[: len(documents)] == by_bytes
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_scores_that_float32_would_tie_keep_their_order(files, grouped, precision):
+    scores = {"d1": "20.00000001", "d2": "20.00000002", "d7": "20.00000001", "d8": "-inf"}
+    lines = [f"q1 Q0 {document} 1 {score} me\n" for document, score in scores.items()]
+    lines.insert(4 if grouped else 2, "q2 Q0 d1 1 0.5 me\n")
+    lists = read(files("".join(lines)), precision=precision).lists
+    exact = [-1, 0, -1, -np.inf, -np.inf, 0.5]
+    assert lists.scores.tolist() == (exact if precision == "float64" else [20, 20, 20, *exact[3:]])
 
 
 def test_an_infinite_score_is_kept(files):
@@ -172,7 +183,10 @@ def test_bad_runs_are_refused(files, monkeypatch, case, block, pack):
 BAD_QRELS = {
     "too few columns": (QRELS.replace("q1 0 d3 1", "q1 d3 1"), ":3: 3 columns in 'q1 d3 1'; expected 4 columns"),
     "too many columns": (QRELS.replace("q1 0 d3 1", "q1 0 d3 1 x"), ":3: 5 columns"),
-    "no number": (QRELS.replace("d3 1", "d3 yes"), ":3: grade 'yes' of document 'd3' of query 'q1'; expected a finite number"),
+    "no number": (
+        QRELS.replace("d3 1", "d3 yes"),
+        ":3: grade 'yes' of document 'd3' of query 'q1'; expected a finite number",
+    ),
     "infinite": (QRELS.replace("d3 1", "d3 inf"), ":3: grade 'inf'"),
     "duplicate": (QRELS + "q1 0 d3 0\n", ":6: document 'd3' of query 'q1' for the second time (first on line 3)"),
     "a run": (RUN, ":1: 6 columns"),

@@ -1,15 +1,14 @@
-"""What the readers share: opening, the error for bad input, and the flat lists they return."""
+"""What the readers share: opening files, numbers in text, and the error for bad input."""
 
 import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
 from typing import BinaryIO
 
 import numpy as np
-from jaxtyping import Float, Float32, Int, Integer
+from jaxtyping import Float
 
 Path = str | PathLike[str]
 
@@ -73,57 +72,3 @@ def read_numbers(path: Path, what: str) -> Float[np.ndarray, " lines"]:
         except ValueError as error:
             raise malformed(path, number, f"{line.strip()[:80]!r}", f"{what}, {error}") from error
     return np.array(values, np.float64)
-
-
-@dataclass(frozen=True, eq=False)
-class RankingLists:
-    """Lists of any length as flat columns, one row for each document, the rows of a list together.
-
-    Args:
-      queries: a name for each list.
-      lengths: rows of each list.
-      labels: relevance grade of each row.
-      scores: score of each row; `-inf` is a document that was judged but not retrieved.
-      features: feature values of each row.
-
-    Raises:
-      ValueError: the columns do not have `lengths.sum()` rows each.
-
-    Example:
-      >>> lists = RankingLists(("a", "b"), np.array([2, 1]), np.array([1, 0, 3], np.float32))
-      >>> len(lists), lists.offsets.tolist()
-      (2, [0, 2, 3])
-    """
-
-    queries: tuple[str, ...]
-    lengths: Integer[np.ndarray, " lists"]
-    labels: Float32[np.ndarray, " rows"]
-    scores: Float32[np.ndarray, " rows"] | None = None
-    features: Float32[np.ndarray, "rows f"] | None = None
-
-    def __post_init__(self):
-        if len(self.queries) != len(self.lengths):
-            raise ValueError(
-                f"{len(self.queries)} queries but {len(self.lengths)} lengths; expected one of each a list"
-            )
-        for name in ("labels", "scores", "features"):
-            column = getattr(self, name)
-            if column is not None and len(column) != self.lengths.sum():
-                raise ValueError(f"{name} has {len(column)} rows but the lengths add up to {self.lengths.sum()}")
-        for name in ("lengths", "labels", "scores", "features"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _read_only(getattr(self, name)))
-
-    def __len__(self) -> int:
-        return len(self.queries)
-
-    @property
-    def offsets(self) -> Int[np.ndarray, " offsets"]:
-        """Row where each list begins, and the number of rows at the end."""
-        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
-
-
-def _read_only(column: np.ndarray) -> np.ndarray:
-    view = column.view()  # the caller's own array stays as it is
-    view.flags.writeable = False
-    return view

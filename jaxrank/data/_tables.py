@@ -8,9 +8,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float64
 
-from jaxrank.data._files import DataError, Path, decoded, float32_number, malformed, numbered_lines, open_binary
+from jaxrank.data._files import (
+    FLOAT32_MAX,
+    DataError,
+    Path,
+    decoded,
+    float32_number,
+    malformed,
+    numbered_lines,
+    open_binary,
+)
 
 if TYPE_CHECKING:
     from pyarrow import Array as Strings
@@ -41,7 +50,7 @@ class Rows(NamedTuple):
 
     queries: Strings
     documents: Strings
-    numbers: Float32[np.ndarray, " rows"]
+    numbers: Float64[np.ndarray, " rows"]
 
 
 def read_rows(path: Path, layout: Layout) -> Iterator[Rows]:
@@ -97,7 +106,7 @@ def _parse(block: bytes, layout: Layout) -> Rows | None:
         rows = _converted(block, layout, PARSE_BYTES)
     except pyarrow.ArrowInvalid:
         return None
-    return rows if np.isfinite(rows.numbers).all() else None
+    return rows if (np.abs(rows.numbers) <= FLOAT32_MAX).all() else None
 
 
 def _converted(block: bytes, layout: Layout, parse_bytes: int) -> Rows:
@@ -105,7 +114,7 @@ def _converted(block: bytes, layout: Layout, parse_bytes: int) -> Rows:
     import pyarrow.csv
 
     if not block.strip():
-        return Rows(pyarrow.array([], pyarrow.string()), pyarrow.array([], pyarrow.string()), np.zeros(0, np.float32))
+        return Rows(pyarrow.array([], pyarrow.string()), pyarrow.array([], pyarrow.string()), np.zeros(0))
     wanted = {"query": pyarrow.string(), "document": pyarrow.string(), layout.number: pyarrow.float64()}
     table = pyarrow.csv.read_csv(
         pyarrow.BufferReader(block),
@@ -113,9 +122,7 @@ def _converted(block: bytes, layout: Layout, parse_bytes: int) -> Rows:
         pyarrow.csv.ParseOptions(delimiter=" ", quote_char=False),
         pyarrow.csv.ConvertOptions(column_types=wanted, include_columns=list(wanted), null_values=[]),
     )
-    with np.errstate(over="ignore"):
-        numbers = table[layout.number].to_numpy().astype(np.float32)
-    return Rows(table["query"].combine_chunks(), table["document"].combine_chunks(), numbers)
+    return Rows(table["query"].combine_chunks(), table["document"].combine_chunks(), table[layout.number].to_numpy())
 
 
 def _checked(path: Path, first: int, block: bytes, layout: Layout) -> bytes:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Integer
 
-from jaxrank.data._files import RankingLists
+from jaxrank.data._lists import RankingLists
 
 MAX_EDGES = 512  # candidate edges; more would cost time and gain nothing
 

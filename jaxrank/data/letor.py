@@ -11,13 +11,13 @@ from jaxtyping import Float32, Int
 from jaxrank.data._files import (
     DataError,
     Path,
-    RankingLists,
     float32_number,
     malformed,
     numbered_lines,
     open_binary,
     read_numbers,
 )
+from jaxrank.data._lists import RankingLists, as_float32
 
 EXPECTED = "label qid:query index:value ..., as in: 2 qid:1 1:0.5 3:1.25"
 MAX_FEATURES = 100_000  # features become a dense array; an index above this is a slip or another kind of data
@@ -68,7 +68,7 @@ def read_letor(
         names,
         lengths,
         labels,
-        None if scores is None else _scores(path, scores, len(labels)),
+        None if scores is None else _scores(path, scores, lengths),
         _dense(path, matrix) if features else None,
     )
 
@@ -147,11 +147,13 @@ def _stem(path: Path) -> str:
     return fspath(path).removesuffix(".gz")
 
 
-def _scores(path: Path, scores: Path, rows: int) -> Float32[np.ndarray, " rows"]:
+def _scores(path: Path, scores: Path, lengths: Int[np.ndarray, " lists"]) -> Float32[np.ndarray, " rows"]:
     values = read_numbers(scores, "the score of a row")
-    if len(values) != rows:
-        raise DataError(f"{scores}: {len(values)} scores but {path} has {rows} rows; expected a score for each row")
-    return values.astype(np.float32)
+    if len(values) != lengths.sum():
+        raise DataError(
+            f"{scores}: {len(values)} scores but {path} has {lengths.sum()} rows; expected a score for each row"
+        )
+    return as_float32(values, lengths)
 
 
 # scikit-learn's errors name no line, and it accepts NaN and lines without a qid: those files are read again.

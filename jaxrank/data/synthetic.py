@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from jaxrank.data._files import RankingLists
+from jaxrank.data._lists import RankingLists
 
 GRADE_SHARES = (0.52, 0.23, 0.13, 0.08, 0.04)  # of grades 0 to 4, much as in the public web search sets
 NAMES = ("train", "valid", "test")

@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int
+from jaxtyping import Bool, Float32, Float64, Int
 
-from jaxrank.data._files import DataError, Path, RankingLists, malformed, numbered_lines
+from jaxrank.data._files import DataError, Path, malformed, numbered_lines
+from jaxrank.data._lists import RankingLists, as_float32
 from jaxrank.data._tables import Layout, Rows, Strings, first_line, read_rows
 
 SCATTERED_LINES = 5_000_000  # a run that is not grouped by query is sorted in memory, up to this length
@@ -73,10 +74,11 @@ def read_qrels(path: Path) -> Qrels:
     """
     group = _sorted(path, QRELS)
     _refuse_duplicates(group, path, QRELS)
+    grades = group.numbers.astype(np.float32)
     bounds = list(zip(group.queries, group.offsets[:-1].tolist(), group.offsets[1:].tolist(), strict=True))
     return Qrels(
         {query: group.documents[start:stop] for query, start, stop in bounds},
-        {query: group.numbers[start:stop] for query, start, stop in bounds},
+        {query: grades[start:stop] for query, start, stop in bounds},
     )
 
 
@@ -85,7 +87,8 @@ def read_run(
     qrels: Qrels,
     *,
     missing: Literal["count", "skip"] = "count",
-    order: Literal["file", "descending"] = "file",
+    order: Literal["file", "id_descending"] = "file",
+    precision: Literal["float32", "float64"] = "float64",
 ) -> JudgedRun:
     """Reads a run and joins it with judgements.
 
@@ -100,6 +103,8 @@ def read_run(
       missing: whether judged queries that the run does not answer count as lists with nothing retrieved.
       order: order of a list's documents, which decides ties with `ties="stable"`: as in the file, or by document id
         descending, as trec_eval does.
+      precision: what scores are rounded to, which decides what is tied. The lists hold float32; where that would tie
+        scores that differ in float64, a list holds ranks instead.
 
     Returns:
       The lists, and the queries in one file only.
@@ -122,9 +127,9 @@ def read_run(
     """
     layout = _run_layout(path)
     try:
-        parts, unjudged = _judged(_grouped(path, layout), path, qrels, order)
+        parts, unjudged = _judged(_grouped(path, layout), path, qrels, order, precision)
     except _ScatteredError:
-        parts, unjudged = _judged([_sorted(path, layout, SCATTERED_LINES)], path, qrels, order)
+        parts, unjudged = _judged([_sorted(path, layout, SCATTERED_LINES)], path, qrels, order, precision)
     answered = {query for part in parts for query in part.queries}
     if not answered:
         raise DataError(_no_common_query(path, unjudged, qrels))
@@ -134,12 +139,16 @@ def read_run(
     return JudgedRun(_concatenated(parts), left, tuple(unjudged))
 
 
-def _judged(groups: Iterable["_Group"], path: Path, qrels: Qrels, order: str) -> "tuple[list[_Joined], list[str]]":
+def _judged(
+    groups: Iterable["_Group"], path: Path, qrels: Qrels, order: str, precision: str
+) -> "tuple[list[_Joined], list[str]]":
     parts, unjudged = [], []
     for group in groups:
         _refuse_duplicates(group, path, RUN)
         unjudged += [query for query in group.queries if query not in qrels.documents]
-        parts.append(_join(group.select(np.array([query in qrels.documents for query in group.queries])), qrels, order))
+        judged = group.select(np.array([query in qrels.documents for query in group.queries]))
+        if judged.queries:
+            parts.append(_join(judged, qrels, order, precision))
     return parts, unjudged
 
 
@@ -161,7 +170,7 @@ class _Group:
     queries: list[str]
     lengths: Int[np.ndarray, " lists"]
     documents: Strings
-    numbers: Float32[np.ndarray, " rows"]
+    numbers: Float64[np.ndarray, " rows"]
 
     @cached_property
     def codes(self) -> Strings:
@@ -221,19 +230,18 @@ def _duplicate(path: Path, query: str, document: str, layout: Layout) -> DataErr
     )
 
 
-def _join(group: _Group, qrels: Qrels, order: str) -> _Joined:
+def _join(group: _Group, qrels: Qrels, order: str, precision: str) -> _Joined:
     import pyarrow
 
-    if not group.queries:
-        return _Joined([], group.lengths, group.numbers, group.numbers)
     judged = pyarrow.concat_arrays([qrels.documents[query] for query in group.queries]).dictionary_encode()
     grades = np.concatenate([qrels.grades[query] for query in group.queries])
     owners = np.repeat(np.arange(len(group.queries)), [len(qrels.documents[query]) for query in group.queries])
     row = _rows_of(owners, judged, group)
     labels = np.zeros(len(group.numbers), np.float32)
     labels[row[row >= 0]] = grades[row >= 0]
-    scores = group.numbers
-    if order == "descending":
+    exact = precision == "float64"
+    scores = as_float32(group.numbers, group.lengths) if exact else group.numbers.astype(np.float32)
+    if order == "id_descending":
         rows = _by_document_descending(group)
         labels, scores = labels[rows], scores[rows]
     left = (row < 0) & (grades > 0)

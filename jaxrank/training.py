@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, PyTree
 
-from jaxrank.data._files import RankingLists
+from jaxrank.data import RankingLists
 from jaxrank.data.batching import Batch, padded_batches
 from jaxrank.metrics import ndcg_at_k
 

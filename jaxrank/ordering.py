@@ -83,18 +83,16 @@ def gains_at(labels: Float[Array, "*#batch n"], indices: Indices, valid: Bool[Ar
 def ranked_gains(keys: Lists, labels: Float[Array, "*#batch n"], gain: Gain, k: int, ties: TieRule) -> Ranked:
     """The gain at each of the first k ranks; inside a tied group the group's mean, unless `ties` says otherwise."""
     # One rank more than asked for shows whether a tie goes on past the cutoff.
-    values, indices = top_k(keys, core.min_dim(k + 1, keys.shape[-1]))
+    more, indices = top_k(keys, core.min_dim(k + 1, keys.shape[-1]))
+    values, indices = more[..., :k], indices[..., :k]
     if ties in ("best", "worst"):
-        indices = _order_ties(keys, values, indices, gain(labels) if ties == "best" else -gain(labels), k)
-    valid = values[..., :k] > -jnp.inf
-    gains = gains_at(labels, indices[..., :k], valid, gain)
+        indices = _order_ties(keys, values, indices, gain(labels) if ties == "best" else -gain(labels))
+    gains = gains_at(labels, indices, values > -jnp.inf, gain)
     if ties != "average":
         return gains
-    tied = (values[..., 1:] == values[..., :-1]) & (values[..., 1:] > -jnp.inf)
-    # Ties are rare in real scores: without them this costs nothing. Measured on 1024 x 1000, K=10: 1.0 against 1.2.
-    return lax.cond(
-        tied.any(), lambda: _average_ties(keys, labels, gain, values[..., :k], gains), lambda: gains
-    )
+    tied = (more[..., 1:] == more[..., :-1]) & (more[..., 1:] > -jnp.inf)
+    # Ties are rare in real scores, and without them this costs nothing.
+    return lax.cond(tied.any(), lambda: _average_ties(keys, labels, gain, values, gains), lambda: gains)
 
 
 def _average_ties(
@@ -138,14 +136,13 @@ def _mean_by_group(group: Int[Array, " k"], gains: Float[Array, " k"]) -> Float[
     return reference + total[group] / count[group]
 
 
-def _order_ties(keys: Lists, values: Ranked, indices: Indices, preference: Lists, k: int) -> Indices:
+def _order_ties(keys: Lists, values: Ranked, indices: Indices, preference: Lists) -> Indices:
     """Indices of the first k ranks with every tie in descending order of `preference`, the last group's included."""
     preference = lax.stop_gradient(jnp.broadcast_to(preference, keys.shape))
-    values, indices = values[..., :k], indices[..., :k]
     descending = lax.sort((-values, -take(preference, indices), indices), num_keys=2)[2]
     # Of the last group the cutoff may hold the wrong members: choose them from the whole list.
     last = values[..., -1:]
-    _, group = top_k(jnp.where(keys == last, preference, -jnp.inf), k)
+    _, group = top_k(jnp.where(keys == last, preference, -jnp.inf), values.shape[-1])
     above = (values > last).sum(axis=-1, keepdims=True, dtype=jnp.int32)
     rank = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     return jnp.where(rank < above, descending, take(group, jnp.maximum(rank - above, 0)))

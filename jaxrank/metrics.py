@@ -213,7 +213,7 @@ def ideal_dcg_at_k(
     References:
       Jarvelin and Kekalainen (2002), Cumulated gain-based evaluation of IR techniques.
     """
-    _check_functions(gain_fn, discount_fn)
+    check_functions(gain_fn, discount_fn)
     return _ideal_dcg(
         _arrays.as_array("labels", labels),
         _arrays.as_mask(where),
@@ -295,12 +295,12 @@ def ranked_ndcg_at_k(
 
 
 def _check(scores, labels, where, gain_fn, discount_fn, ties):
-    _check_functions(gain_fn, discount_fn)
+    check_functions(gain_fn, discount_fn)
     _arrays.check_option("ties", ties, TIE_RULES)
     return _arrays.as_array("scores", scores), _arrays.as_array("labels", labels), _arrays.as_mask(where)
 
 
-def _check_functions(gain_fn: object, discount_fn: object) -> None:
+def check_functions(gain_fn: object, discount_fn: object) -> None:
     _arrays.check_function("gain_fn", gain_fn, "exponential_gain")
     _arrays.check_function("discount_fn", discount_fn, "log2_discount")
 

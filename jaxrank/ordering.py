@@ -74,10 +74,14 @@ def take(values: Shaped[Array, "*#batch n"], indices: Indices) -> Shaped[Array, 
 
 
 def gains_at(labels: Float[Array, "*#batch n"], indices: Indices, valid: Bool[Array, "*batch k"], gain: Gain) -> Ranked:
-    """Gains of the items at `indices`, 0 where not valid; whatever an invalid label is, its gradient is 0."""
-    chosen = take(labels, indices)
-    zero = jnp.zeros_like(chosen)
-    return jnp.where(valid, gain(jnp.where(valid, chosen, zero)), zero)
+    """Gains of the items at `indices`, 0 where not valid."""
+    return valid_gains(take(labels, indices), valid, gain)
+
+
+def valid_gains(labels: Float[Array, "*#batch n"], valid: Bool[Array, "*batch n"], gain: Gain) -> Lists:
+    """0 where not valid; whatever an invalid label is, its gradient is 0."""
+    zero = jnp.zeros_like(labels)
+    return jnp.where(valid, gain(jnp.where(valid, labels, zero)), zero)
 
 
 def ranked_gains(keys: Lists, labels: Float[Array, "*#batch n"], gain: Gain, k: int, ties: TieRule) -> Ranked:

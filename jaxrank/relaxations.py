@@ -1,0 +1,338 @@
+"""Scores -> a relaxed order: the rows of a relaxed permutation matrix, what they rank, and soft ranks.
+
+`neural_sort` and `soft_sort` build their rows. The surrogates never do: they want the gains at the first ranks, and
+both relaxations have a fused path to them that needs memory in O(n).
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import core, lax
+from jaxtyping import Array, Bool, Float
+
+from jaxrank import _arrays, _band, _laplace, ordering
+from jaxrank._band import Band
+from jaxrank._gaps import Gaps, any_list, positive, ranked_gaps, scaled
+from jaxrank._typing import ArrayLike, Indices, Lists, Mask, Ranked, Relaxation
+
+Temperature = Float[Array, "*#batch 1"]
+Rows = Float[Array, "*batch k n"]
+
+KERNELS = ("logistic", "laplace")
+BLOCK = 16  # items that are compared with all others at once
+WINDOW = 64  # items beyond the last rank that are tried before the whole order; checked, see `reaches_beyond`
+
+
+def neural_sort(
+    scores: ArrayLike, *, k: int | None = None, where: ArrayLike = None, temperature: ArrayLike = 1.0
+) -> Float[Array, "*batch k n"]:
+    """The first k rows of NeuralSort's relaxed permutation matrix.
+
+    Row i (from 0) is the softmax over j of `((n - 1 - 2 i) s_j - sum_l |s_j - s_l|) / temperature`: where the item of
+    rank i + 1 is likely to stand. As the temperature falls, the rows become those of the sorting permutation, with
+    tied items sharing their ranks equally.
+
+    Args:
+      scores: `[..., n]`; the highest ranks first. -inf: not retrieved, so in no row.
+      k: how many rows; None for all.
+      where: `[..., n]`, true for real items, false for padding.
+      temperature: positive; a scalar, or one for each list, `[...]`. The weights fall off with the square of the
+        distance in rank, so that a low one never lifts an item from far below: anneal it, or let it grow with n.
+
+    Returns:
+      `[..., k, n]`; each row sums to 1 over the real items, and is 0 where there are fewer than its rank.
+
+    Raises:
+      ValueError: if k is below 1, or the temperature is known and not positive (NaN results if it is traced).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrank
+      >>> jaxrank.neural_sort(jnp.array([0.0, 2.0, 1.0]), k=1, temperature=0.5)
+      Array([[3.3...e-04, 9.8...e-01, 1.7...e-02]], dtype=float32)
+
+    References:
+      Grover et al. (2019), Stochastic optimization of sorting networks via continuous relaxations.
+    """
+    return _relaxed_rows(*_check_rows(scores, k, where, temperature), neural_sort)
+
+
+def soft_sort(
+    scores: ArrayLike, *, k: int | None = None, where: ArrayLike = None, temperature: ArrayLike = 1.0
+) -> Float[Array, "*batch k n"]:
+    """The first k rows of SoftSort's relaxed permutation matrix.
+
+    Row i is the softmax over j of `-|s_(i) - s_j| / temperature`, with `s_(i)` the score of rank i.
+
+    The gradient at fully tied scores is zero in every direction: start from random weights, or break ties with
+    `gumbel_perturb`.
+
+    Args:
+      scores: `[..., n]`; the highest ranks first. -inf: not retrieved, so in no row.
+      k: how many rows; None for all.
+      where: `[..., n]`, true for real items, false for padding.
+      temperature: positive; a scalar, or one for each list, `[...]`.
+
+    Returns:
+      `[..., k, n]`; each row sums to 1 over the real items, and is 0 where there are fewer than its rank.
+
+    Raises:
+      ValueError: if k is below 1, or the temperature is known and not positive (NaN results if it is traced).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrank
+      >>> jaxrank.soft_sort(jnp.array([0.0, 2.0, 1.0]), k=1, temperature=0.5)
+      Array([[0.01587624, 0.8668133 , 0.1173104 ]], dtype=float32)
+
+    References:
+      Prillo and Eisenschlos (2020), SoftSort: a continuous relaxation for the argsort operator.
+    """
+    return _relaxed_rows(*_check_rows(scores, k, where, temperature), soft_sort)
+
+
+def soft_ranks(
+    scores: ArrayLike, *, where: ArrayLike = None, temperature: ArrayLike = 1.0, kernel: str = "logistic"
+) -> Lists:
+    """A differentiable rank, from 1, for each item.
+
+    `rank_i = 1 + sum_{j != i} F((s_j - s_i) / temperature)`, with F the distribution function of the logistic or the
+    Laplace distribution. As the temperature falls it becomes the rank; tied items have the mean of their ranks.
+
+    Args:
+      scores: `[..., n]`; the highest ranks first. -inf: not retrieved.
+      where: `[..., n]`, true for real items, false for padding.
+      temperature: positive; a scalar, or one for each list, `[...]`.
+      kernel: "logistic" compares all pairs, in blocks; "laplace" needs O(n log n) time and O(n) memory.
+
+    Returns:
+      `[..., n]`, in the order of the scores; inf for an item that has no rank.
+
+    Raises:
+      ValueError: if the kernel is neither, or the temperature is known and not positive (NaN if it is traced).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrank
+      >>> jaxrank.soft_ranks(jnp.array([0.0, 2.0, 1.0]), temperature=0.1)
+      Array([2.9999545, 1.0000454, 2.       ], dtype=float32)
+
+    References:
+      Qin et al. (2010), A general approximation framework for direct optimization of information retrieval measures;
+      Struski et al. (2025), LapSum.
+    """
+    _arrays.check_option("kernel", kernel, KERNELS)
+    return _soft_ranks(*_check(scores, where, temperature), kernel)
+
+
+# ------------------------------------------------------------------------------------------------------- the border
+
+
+def check_temperature(temperature: ArrayLike) -> ArrayLike:
+    """A positive number or array of them. A traced one cannot be looked at: where it is not positive, NaN results."""
+    temperature = _arrays.check_number("temperature", temperature)
+    if not isinstance(temperature, core.Tracer) and not np.all(np.asarray(temperature) > 0):
+        raise ValueError(f"temperature must be positive; got {temperature}. The exact metric is `ndcg_at_k`.")
+    return temperature
+
+
+def _check(scores: ArrayLike, where: ArrayLike, temperature: ArrayLike) -> tuple:
+    return _arrays.as_array("scores", scores), _arrays.as_mask(where), check_temperature(temperature)
+
+
+def _check_rows(scores: ArrayLike, k: int | None, where: ArrayLike, temperature: ArrayLike) -> tuple:
+    if isinstance(k, tuple):
+        raise TypeError(f"k must be None or an int here, since it is a number of rows; got {k}.")
+    return *_check(scores, where, temperature), _arrays.check_cutoffs(k)
+
+
+def list_temperature(temperature: Array, scores: Lists) -> Float[Array, "*#batch 1"]:
+    """One temperature a list, beside the list axis."""
+    temperature = jnp.asarray(temperature, scores.dtype)
+    batch = scores.shape[:-1]
+    try:
+        fits = jnp.broadcast_shapes(temperature.shape, batch) == batch
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"temperature must be a scalar or one for each list, {batch}; got shape {temperature.shape}.")
+    return _arrays.expand(temperature, len(batch))[..., None]
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+class RankedLists(NamedTuple):
+    scores: Lists  # 0, without a gradient, in a slot that has no rank
+    keys: Lists  # -inf there
+    temperature: Temperature
+
+
+def ranked_lists(scores: Lists, where: Mask | None, temperature: Array) -> RankedLists:
+    keys = ordering.rank_keys(scores, where)
+    scores = jnp.where(keys > -jnp.inf, scores, jnp.zeros_like(keys))
+    return RankedLists(scores, keys, list_temperature(temperature, keys))
+
+
+def without_value(keys: Lists, temperature: Temperature) -> Bool[Array, "*batch 1"]:
+    """Whether no relaxation has a value: a list that holds NaN or +inf, or a temperature that is not positive."""
+    finite = keys.max(axis=-1, keepdims=True, initial=-jnp.inf) < jnp.inf
+    return ~finite | jnp.isnan(positive(temperature))
+
+
+@partial(jax.jit, static_argnums=(3, 4), inline=True)
+def _relaxed_rows(scores, where, temperature, k, relaxation):
+    lists = _score_lists(scores, where, temperature)
+    rows = _neural_rows if relaxation is neural_sort else _soft_rows
+    weights = rows(*lists, _arrays.depth(k, lists.keys.shape[-1]))
+    bad = without_value(lists.keys, lists.temperature)[..., None]
+    return jnp.where(bad, jnp.nan, _ratio(weights, weights.sum(axis=-1, keepdims=True)))
+
+
+def _score_lists(scores, where, temperature) -> RankedLists:
+    _, scores, where = _arrays.as_lists(scores, scores, where, -1)  # the second ones are cast
+    return ranked_lists(scores, where, temperature)
+
+
+def _neural_rows(scores: Lists, keys: Lists, temperature: Temperature, k: int) -> Rows:
+    gaps = ranked_gaps(scores, keys, temperature, keys.shape[-1])
+    return ordering.take(_band.all_rows(gaps, k), _inverse(gaps.indices)[..., None, :])
+
+
+def _inverse(permutation: Indices) -> Indices:
+    position = lax.broadcasted_iota(permutation.dtype, permutation.shape, permutation.ndim - 1)
+    return jnp.put_along_axis(permutation, permutation, position, axis=-1, inplace=False)
+
+
+def _soft_rows(scores: Lists, keys: Lists, temperature: Temperature, k: int) -> Rows:
+    place = ordering.top_k(keys, k)[0][..., :, None]
+    keys, scores, temperature = keys[..., None, :], scores[..., None, :], temperature[..., None]
+    # A place moves with the mean of the items tied there, and has no derivative by any one of them.
+    tied = (keys == place).astype(scores.dtype)
+    moved = tied * (scores - lax.stop_gradient(scores))
+    place = place + moved.sum(-1, keepdims=True) / jnp.maximum(tied.sum(-1, keepdims=True), 1)
+    live = (place > -jnp.inf) & (keys > -jnp.inf)
+    distance = jnp.abs(jnp.where(live & (tied == 0), scores - place, 1))
+    weights = jnp.exp(-scaled(distance, temperature))
+    return jnp.where(live, jnp.where(tied == 0, weights, 1), 0)
+
+
+def _ratio(numerator: Float[Array, "..."], denominator: Float[Array, "..."]) -> Float[Array, "..."]:
+    """0 in a row without an item."""
+    return _arrays.safe_divide(numerator, denominator, jnp.zeros((), denominator.dtype))
+
+
+# --------------------------------------------------------------------------------------------------------- soft ranks
+
+
+@partial(jax.jit, static_argnums=3, inline=True)
+def _soft_ranks(scores, where, temperature, kernel):
+    lists = _score_lists(scores, where, temperature)
+    return jnp.where(without_value(lists.keys, lists.temperature), jnp.nan, kernel_ranks(*lists, kernel))
+
+
+def kernel_ranks(scores: Lists, keys: Lists, temperature: Temperature, kernel: str) -> Lists:
+    ranks = _logistic_ranks if kernel == "logistic" else _laplace_ranks
+    return jnp.where(keys > -jnp.inf, ranks(scores, keys, temperature), jnp.inf)
+
+
+def _laplace_ranks(scores: Lists, keys: Lists, temperature: Temperature) -> Lists:
+    gaps = ranked_gaps(scores, keys, temperature, keys.shape[-1])
+    kernel, live = _laplace.kernel(gaps), gaps.live.astype(gaps.gap.dtype)
+    position = lax.broadcasted_iota(jnp.int32, live.shape, live.ndim - 1).astype(live.dtype)
+    ranks = 1 + position + (_laplace.after(live, kernel) - _laplace.before(live, kernel)) / 2
+    return ordering.take(ranks, _inverse(gaps.indices))
+
+
+def _logistic_ranks(scores: Lists, keys: Lists, temperature: Temperature) -> Lists:
+    live, temperature = (keys > -jnp.inf)[..., None, :], positive(temperature)[..., None]
+
+    def block(some: Lists) -> Lists:
+        beaten = jax.nn.sigmoid((scores[..., None, :] - some[..., :, None]) / temperature)
+        return 0.5 + jnp.where(live, beaten, 0).sum(axis=-1)  # an item beats itself by a half
+
+    padding = [(0, 0)] * (scores.ndim - 1) + [(0, -scores.shape[-1] % BLOCK)]
+    blocks = jnp.moveaxis(jnp.pad(scores, padding).reshape(*scores.shape[:-1], -1, BLOCK), -2, 0)
+    ranks = jnp.moveaxis(lax.map(jax.checkpoint(block, prevent_cse=False), blocks), 0, -2)
+    return ranks.reshape(*scores.shape[:-1], -1)[..., : scores.shape[-1]]
+
+
+# -------------------------------------------------------------------------------------------------- gains at the ranks
+
+
+class Relaxed(NamedTuple):
+    """How an order is relaxed."""
+
+    relaxation: Relaxation
+    temperature: Temperature
+    balance: int
+
+
+def ranked_gains(scores: Lists, keys: Lists, labels: Lists, gain: ordering.Gain, k: int, how: Relaxed) -> Ranked:
+    """The relaxed gain at each of the first k ranks: the twin of `ordering.ranked_gains`."""
+    if how.relaxation is neural_sort:
+        return _neural_gains(scores, keys, labels, gain, k, how)
+    if how.relaxation is soft_sort:
+        gaps = ranked_gaps(scores, keys, how.temperature, keys.shape[-1])
+        gains = ordering.gains_at(labels, gaps.indices, gaps.live, gain)
+        return _weighed(_laplace_band(gaps, k), gains, gaps.live, how.balance)
+    live = keys > -jnp.inf
+    gains = ordering.valid_gains(labels, live, gain)
+    rows = how.relaxation(scores, k=k, where=live, temperature=how.temperature[..., 0])
+    return _weighed(_band.matrix(rows), gains, live, how.balance)
+
+
+def _neural_gains(scores: Lists, keys: Lists, labels: Lists, gain: ordering.Gain, k: int, how: Relaxed) -> Ranked:
+    n = keys.shape[-1]
+
+    def of_best(width: int) -> tuple[Ranked, Bool[Array, ""]]:
+        gaps = ranked_gaps(scores, keys, how.temperature, width)
+        gains = ordering.gains_at(labels, gaps.indices, gaps.live, gain)
+        band = _band.tile(gaps, k) if k <= _band.ROWS and width <= 2 * _band.COLUMNS else _band.streamed(gaps, k, n)
+        return _weighed(band, gains, gaps.live, how.balance), any_list(_band.reaches_beyond(gaps, k, n))[0]
+
+    width = core.min_dim(k + WINDOW, n)
+    gains, uncertain = of_best(width)
+    if width == n:
+        return gains
+    return lax.cond(uncertain, jax.checkpoint(lambda: of_best(n)[0]), lambda: gains)
+
+
+def _laplace_band(gaps: Gaps, k: int) -> Band:
+    kernel, live = _laplace.tied_kernel(gaps), gaps.live.astype(gaps.gap.dtype)
+
+    def times(x: Array) -> Array:
+        # One recurrence for all columns of x, which stand on a leading axis.
+        wide = jax.tree.map(lambda array: array[None], kernel)
+        sums = _laplace.around(jnp.moveaxis(x * live[..., None], -1, 0), wide)
+        return jnp.moveaxis(sums[..., :k], 0, -1) * live[..., :k, None]
+
+    def transposed_times(r: Ranked) -> Lists:
+        padding = [(0, 0)] * (r.ndim - 1) + [(0, live.shape[-1] - k)]
+        return _laplace.around(jnp.pad(r * live[..., :k], padding), _laplace.swapped(kernel)) * live
+
+    return Band(times, transposed_times)
+
+
+def _weighed(band: Band, gains: Lists, live: Mask, balance: int) -> Ranked:
+    """Rows that sum to 1 times the gains; with `balance`, columns that sum to 1 at most.
+
+    One sweep normalises the rows, then scales each column to a sum of at most 1. Rows and columns are scaled only, so
+    two vectors say all: the matrix stays as it is.
+    """
+    column = live.astype(gains.dtype)
+    if balance == 0:
+        sums = band.times(jnp.stack([gains, column], axis=-1))
+        return _ratio(sums[..., 0], sums[..., 1])
+
+    def sweep(column: Lists, _: None) -> tuple[Lists, Ranked]:
+        total = band.times(column[..., None])[..., 0]
+        row = _ratio(jnp.ones_like(total), total)
+        mass = column * band.transposed_times(row)
+        return column / jnp.where(mass > 1, mass, 1), row
+
+    column, rows = lax.scan(sweep, column, length=balance)
+    return rows[-1] * band.times((column * gains)[..., None])[..., 0]

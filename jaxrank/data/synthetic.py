@@ -1,5 +1,7 @@
 """A generated learning-to-rank set, for a first look and for tests: no download, the same for everyone."""
 
+from pathlib import Path
+
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
@@ -90,3 +92,38 @@ def _split(
         )
         for i, name in enumerate(NAMES)
     }
+
+
+def write_trec_example(folder: Path, *, queries: int = 20, documents: int = 50, seed: int = 0) -> tuple[Path, Path]:
+    """Writes a small TREC qrels file and a run that finds most, not all, of what is relevant.
+
+    Args:
+      folder: an existing folder.
+      queries: number of queries.
+      documents: documents retrieved for each.
+      seed: the same seed gives the same files.
+
+    Returns:
+      The paths of qrels and run.
+
+    Example:
+      >>> import tempfile
+      >>> qrels, run = write_trec_example(Path(tempfile.mkdtemp()))
+      >>> run.read_text().splitlines()[0]
+      'q01 Q0 d013 1 2.49 example'
+    """
+    rng = np.random.default_rng(seed)
+    grades = rng.choice(4, size=(queries, documents + 10), p=(0.8, 0.1, 0.06, 0.04))
+    scores = np.round(grades + rng.normal(0, 1.5, grades.shape), 2)
+    judgements, lines = [], []
+    for query in range(queries):
+        name, retrieved = f"q{query + 1:02}", np.argsort(-scores[query, :documents], kind="stable")
+        judgements += [f"{name} 0 d{document:03} {grade}" for document, grade in enumerate(grades[query])]
+        lines += [
+            f"{name} Q0 d{document:03} {rank} {scores[query, document]} example"
+            for rank, document in enumerate(retrieved, 1)
+        ]
+    paths = folder / "example.qrels", folder / "example.run"
+    for path, content in zip(paths, (judgements, lines), strict=True):
+        path.write_text("\n".join(content) + "\n")
+    return paths

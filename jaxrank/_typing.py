@@ -13,10 +13,11 @@ Cutoffs: TypeAlias = object  # None, an int >= 1, or a tuple of them: checked by
 TieRule: TypeAlias = Literal["average", "stable", "best", "worst"]
 
 Reals: TypeAlias = Num[Array, "..."] | Bool[Array, "..."]
-Lists: TypeAlias = Float[Array, "*batch n"]
-Ranked: TypeAlias = Float[Array, "*batch k"]
-Indices: TypeAlias = Int[Array, "*batch k"]
-Mask: TypeAlias = Bool[Array, "*batch n"]
+# Batch axes broadcast: one set of labels, or one mask, serves the scores of many models.
+Lists: TypeAlias = Float[Array, "*#batch n"]
+Ranked: TypeAlias = Float[Array, "*#batch k"]
+Indices: TypeAlias = Int[Array, "*#batch k"]
+Mask: TypeAlias = Bool[Array, "*#batch n"]
 Values: TypeAlias = Shaped[Array, "..."]
 
 

@@ -58,7 +58,7 @@ class _GeometricDiscount:
         return jnp.power(jnp.asarray(self.p, ranks.dtype), ranks - 1)
 
 
-def geometric_discount(p: float) -> DiscountFn:
+def geometric_discount(p: float | int) -> DiscountFn:
     """`p^(rank - 1)`: a reader who goes on to the next rank with probability p, as in rank-biased precision.
 
     Args:

@@ -48,7 +48,7 @@ def _exponential(labels: Float[Array, "*#shape"], shift: Float[Array, "*#shape"]
     whole = lax.stop_gradient(jnp.floor(labels))
     power = power_of_two(whole - shift)
     gains = power * _exp2_minus_1(labels - whole) + (power - power_of_two(-shift))
-    return jnp.where(whole - shift < jnp.finfo(labels.dtype).maxexp, gains, labels + jnp.inf)
+    return jnp.where(whole - shift < jnp.finfo(labels.dtype).maxexp, gains, whole - shift + jnp.inf)
 
 
 def _exp2_minus_1(fraction: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -70,7 +70,8 @@ def power_of_two(exponent: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     info = jnp.finfo(exponent.dtype)
     integer = jnp.int32 if info.bits == 32 else jnp.int64
     biased = jnp.clip(exponent, -info.maxexp + 1, info.maxexp).astype(integer) + (info.maxexp - 1)
-    return lax.bitcast_convert_type(biased << info.nmant, exponent.dtype)
+    power = lax.bitcast_convert_type(biased << info.nmant, exponent.dtype)
+    return jnp.where(jnp.isnan(exponent), exponent, power)
 
 
 def linear_gain(labels: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -4,15 +4,16 @@ A metric is three steps: gains in some order (`ordering`, or a relaxation), the 
 the ratio to the same product of the ideal order. The surrogates change the first step alone and share the others.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxrank import _arrays, ordering
-from jaxrank._typing import ArrayLike, Cutoffs, DiscountFn, GainFn, Mask, Ranked, TieRule, Values
+from jaxrank._typing import ArrayLike, Cutoffs, DiscountFn, GainFn, Lists, Mask, Ranked, TieRule, Values
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain, gain_shift, is_monotone, power_of_two, shifted_gain
 
@@ -27,7 +28,7 @@ def ndcg_at_k(
     where: ArrayLike = None,
     gain_fn: GainFn = exponential_gain,
     discount_fn: DiscountFn = log2_discount,
-    ties: TieRule = "average",
+    ties: str = "average",
     empty: ArrayLike = 0.0,
     ideal_labels: ArrayLike = None,
     axis: int = -1,
@@ -96,16 +97,25 @@ def _ndcg(scores, labels, where, ideal_labels, empty, k, gain_fn, discount_fn, t
     scores, labels, where = _arrays.as_lists(scores, labels, where, axis)
     judged = labels if ideal_labels is None else _arrays.as_list("ideal_labels", ideal_labels, labels, axis)
     weigh = scaled_gain(gain_fn, judged, where if ideal_labels is None else None)
-    ideal = discounted(ideal_gains(weigh, judged, k), discount_fn, k)
+    best = ideal_gains(weigh, judged, k)
     keys = ordering.rank_keys(scores, where, ties=ties)
     ranked = ordering.ranked_gains(keys, labels, weigh.gain, _arrays.depth(k, labels.shape[-1]), ties)
-    dcg = discounted(ranked, discount_fn, k)
+    dcg, ideal = discounted(ranked, discount_fn, k), discounted(best, discount_fn, k)
     if ideal_labels is None:
-        dcg = jnp.minimum(dcg, ideal)  # rounding must not take a ratio above 1
+        dcg = _at_most(ideal, dcg, perfect=first_ranks(ranked == best, k, jnp.all))
     else:
         dcg = _within_ideal(dcg, ideal, ordering.has_nan(_arrays.masked(labels, where, 0.0)))
     values = poison(_arrays.safe_divide(dcg, ideal, jnp.asarray(empty)), ordering.has_nan(keys))
     return _arrays.restore_axis(values, k, axis, keepdims)
+
+
+def _at_most(ideal: Values, dcg: Values, perfect: Bool[Array, "*batch c"]) -> Values:
+    """Two sums of the same gains may round differently; yet no ratio is above 1, and that of a perfect order is 1.
+
+    The gradient stays that of the DCG.
+    """
+    target = jnp.where(perfect, ideal, jnp.minimum(dcg, ideal))
+    return dcg + jax.lax.stop_gradient(target - dcg)  # exact, since the two lie within a factor of 2 where they differ
 
 
 def _within_ideal(dcg: Values, ideal: Values, bad_label: Bool[Array, "*batch 1"]) -> Values:
@@ -122,7 +132,7 @@ def dcg_at_k(
     where: ArrayLike = None,
     gain_fn: GainFn = exponential_gain,
     discount_fn: DiscountFn = log2_discount,
-    ties: TieRule = "average",
+    ties: str = "average",
     axis: int = -1,
     keepdims: bool = False,
 ) -> Float[Array, "..."]:
@@ -316,15 +326,15 @@ class ScaledGain(NamedTuple):
     keys: Float[Array, "*batch n"]  # in the order of the gains; -inf where masked
 
 
-def scaled_gain(gain_fn: GainFn, labels: Float[Array, "*#batch n"], where: Mask | None) -> ScaledGain:
+def scaled_gain(gain_fn: GainFn, labels: Lists, where: Mask | None) -> ScaledGain:
     """The gain function of each list, scaled by its own largest gain. A NaN among the labels makes every gain NaN."""
     keys = ordering.rank_keys(labels if is_monotone(gain_fn) else gain_fn(labels), where)
     peak = keys.max(axis=-1, keepdims=True, initial=-jnp.inf)
-    shift = gain_shift(gain_fn, peak)
+    shift = poison(gain_shift(gain_fn, peak), ordering.has_nan(keys))
     return ScaledGain(lambda some: shifted_gain(gain_fn, some, shift), shift, keys)
 
 
-def ideal_gains(weigh: ScaledGain, labels: Float[Array, "*#batch n"], k: Cutoffs) -> Ranked:
+def ideal_gains(weigh: ScaledGain, labels: Lists, k: Cutoffs) -> Ranked:
     """The largest scaled gains of each list, descending, as many as the deepest cutoff reads."""
     keys, indices = ordering.top_k(weigh.keys, _arrays.depth(k, labels.shape[-1]))
     return ordering.gains_at(labels, indices, keys > -jnp.inf, weigh.gain)
@@ -332,15 +342,20 @@ def ideal_gains(weigh: ScaledGain, labels: Float[Array, "*#batch n"], k: Cutoffs
 
 def discounted(ranked: Ranked, discount_fn: DiscountFn, k: Cutoffs) -> Float[Array, "*batch c"]:
     """`sum_{i<=c} ranked_i * discount(i)` for each cutoff c: the one accumulation, in float32 or float64."""
-    depth = ranked.shape[-1]
-    ranks = jnp.arange(1, depth + 1, dtype=ranked.dtype)
-    terms = ranked * _arrays.expand(discount_fn(ranks), ranked.ndim)
-    return jnp.stack([terms[..., :cutoff].sum(axis=-1) for cutoff in _arrays.cutoff_list(k, depth)], axis=-1)
+    ranks = jnp.arange(1, ranked.shape[-1] + 1, dtype=ranked.dtype)
+    return first_ranks(ranked * _arrays.expand(discount_fn(ranks), ranked.ndim), k, jnp.sum)
+
+
+def first_ranks(values: Shaped[Array, "*batch k"], k: Cutoffs, reduce_fn: Callable) -> Shaped[Array, "*batch c"]:
+    """`reduce_fn` of the first c ranks for each cutoff c."""
+    cutoffs = _arrays.cutoff_list(k, values.shape[-1])
+    return jnp.stack([reduce_fn(values[..., :cutoff], axis=-1) for cutoff in cutoffs], axis=-1)
 
 
 def unscaled(values: Float[Array, "*batch c"], weigh: ScaledGain) -> Float[Array, "*batch c"]:
     """A DCG in its own units again, saturating at the largest finite number."""
-    return jnp.minimum(values * power_of_two(weigh.shift), jnp.finfo(values.dtype).max)
+    values, largest = values * power_of_two(weigh.shift), jnp.finfo(values.dtype).max
+    return jnp.where(values > largest, jnp.full_like(values, largest), values)  # `minimum` drops NaN on CPU
 
 
 def poison(values: Float[Array, "*#batch c"], bad: Bool[Array, "*#batch 1"]) -> Float[Array, "*batch c"]:

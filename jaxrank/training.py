@@ -6,18 +6,20 @@ after any epoch goes on to the same final figures.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, PyTree
+from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
 
 from jaxrank.data import RankingLists
 from jaxrank.data.batching import Batch, padded_batches
 from jaxrank.metrics import ndcg_at_k
 
 BATCH_SIZE = 32
+LEARNING_RATE = 3e-3
 MAX_PADDING = 0.4  # every shape is compiled once, which costs more than some empty slots
 EVALUATION_NUMBERS = 1 << 24  # feature values in a batch that is only scored
 
@@ -115,27 +117,34 @@ def fit(
       (2, 2)
     """
     _check_lists(train=train, valid=valid)
-    step = jax.jit(make_step(apply, loss_fn, optimiser), donate_argnums=(0, 1))
-    evaluate = make_evaluate(apply, k)
+    step = partial(train_step, apply, loss_fn, optimiser)
     while not finished(state, epochs=epochs, patience=patience):
         rng = np.random.default_rng((seed, state.epoch))
         batches = padded_batches(train, batch_size=batch_size, max_padding=MAX_PADDING, rng=rng)
         params, opt_state, loss = _run_epoch(step, state, batches)
-        state = _recorded(state, params, opt_state, loss, float(evaluate(params, valid).mean()))
+        state = _recorded(state, params, opt_state, loss, float(evaluate(apply, params, valid, k).mean()))
         on_epoch(state)
     return state
 
 
-def make_step(apply: Apply, loss_fn: LossFn, optimiser: Any) -> Callable[..., tuple[PyTree, PyTree, Array]]:
-    """One step, to be jitted: `(params, opt_state, features, labels, where) -> (params, opt_state, loss)`."""
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(3, 4))
+def train_step(
+    apply: Apply,
+    loss_fn: LossFn,
+    optimiser: Any,
+    params: PyTree,
+    opt_state: PyTree,
+    features: Any,
+    labels: Any,
+    where: Any,
+) -> tuple[PyTree, PyTree, Array]:
+    """One step on a batch: `(params, opt_state, loss)`. Compiled once a shape; it donates what it is given."""
     import optax
 
-    def step(params, opt_state, features, labels, where):
-        loss, grads = jax.value_and_grad(lambda p: loss_fn(apply(p, features), labels, where=where))(params)
+    loss, grads = jax.value_and_grad(lambda p: loss_fn(apply(p, features), labels, where=where))(params)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes types, also where the caller is strict
         updates, opt_state = optimiser.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
-
-    return step
 
 
 def _run_epoch(step: Callable, state: TrainState, batches: Iterator[Batch]) -> tuple[PyTree, PyTree, float]:
@@ -159,17 +168,15 @@ def _recorded(state: TrainState, params: PyTree, opt_state: PyTree, loss: float,
     return TrainState(params, opt_state, params if better else state.best, history)
 
 
-def make_evaluate(apply: Apply, k: Any) -> Callable[[PyTree, RankingLists], Float[np.ndarray, "lists ..."]]:
+def evaluate(apply: Apply, params: PyTree, lists: RankingLists, k: Any) -> Float[np.ndarray, "lists ..."]:
     """The exact NDCG@k of each list under `apply`; compiled once for each bucket of lengths."""
+    features_of(lists)
+    return _by_list(lists, lambda batch: _evaluate(apply, k, params, batch.features, batch.labels, batch.where))
 
-    @jax.jit
-    def values(params, features, labels, where):
-        return ndcg_at_k(apply(params, features), labels, k, where=where)
 
-    def evaluate(params, lists):
-        return _by_list(lists, lambda batch: values(params, batch.features, batch.labels, batch.where))
-
-    return evaluate
+@partial(jax.jit, static_argnums=(0, 1))
+def _evaluate(apply, k, params, features, labels, where):
+    return ndcg_at_k(apply(params, features), labels, k, where=where)
 
 
 def _by_list(lists: RankingLists, function: Callable[[Batch], Array]) -> Float[np.ndarray, "lists ..."]:
@@ -179,26 +186,89 @@ def _by_list(lists: RankingLists, function: Callable[[Batch], Array]) -> Float[n
 
 
 def evaluation_batches(lists: RankingLists) -> Iterator[Batch]:
-    slots = EVALUATION_NUMBERS // lists.features.shape[1]  # pyright: ignore[reportOptionalMemberAccess]
-    return padded_batches(lists, max_slots=max(slots, 1), max_padding=MAX_PADDING)
+    numbers = 1 if lists.features is None else lists.features.shape[1]
+    return padded_batches(lists, max_slots=max(EVALUATION_NUMBERS // numbers, 1), max_padding=MAX_PADDING)
 
 
 def predict(apply: Apply, params: PyTree, lists: RankingLists) -> Float32[np.ndarray, " rows"]:
     """The score of each row, in the order of the rows."""
     _check_lists(lists=lists)
-    scores, run, offsets = np.zeros(len(lists.labels), np.float32), jax.jit(apply), lists.offsets
+    scores, offsets, run = np.zeros(len(lists.labels), np.float32), lists.offsets, jax.jit(apply)
     for batch in evaluation_batches(lists):
         row = offsets[batch.lists][:, None] + np.arange(batch.where.shape[1])
         scores[row[batch.where]] = np.asarray(run(params, batch.features))[batch.where]
     return scores
 
 
+def ndcg_by_list(lists: RankingLists, scores: Float32[np.ndarray, " rows"], k: Any) -> Float[np.ndarray, "lists ..."]:
+    """The exact NDCG@k of each list under the scores of its rows."""
+    scored = replace(lists, scores=scores)
+    return _by_list(scored, lambda batch: ndcg_at_k(batch.scores, batch.labels, k, where=batch.where))
+
+
+def best_feature(lists: RankingLists, k: int | None) -> tuple[int, int]:
+    """The feature (counted from 0) that ranks best by itself, and its sign: -1 if its lowest values rank first."""
+
+    @jax.jit
+    def values(features, labels, where):
+        rankings = jnp.stack([features, -features]).transpose(1, 0, 3, 2)  # [b, sign, f, n]
+        labels, where = (jnp.expand_dims(x, (1, 2)) for x in (labels, where))
+        return ndcg_at_k(rankings, labels, k, where=where)
+
+    means = _by_list(lists, lambda batch: values(batch.features, batch.labels, batch.where)).mean(0)
+    sign, feature = np.unravel_index(means.argmax(), means.shape)
+    return int(feature), 1 - 2 * int(sign)
+
+
+def features_of(lists: RankingLists, name: str = "a file") -> Float32[np.ndarray, "rows f"]:
+    """The features, which training cannot do without."""
+    if lists.features is None:
+        raise ValueError(f"{name} has no features; read a file that has them, or give RankingLists(features=...)")
+    return lists.features
+
+
+def take_lists(lists: RankingLists, chosen: Int[np.ndarray, " chosen"]) -> RankingLists:
+    """Some of the lists, in the order of `chosen`."""
+    lengths, starts = lists.lengths[chosen], lists.offsets[chosen]
+    rows = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    scores, features = (None if column is None else column[rows] for column in (lists.scores, lists.features))
+    return RankingLists(tuple(lists.queries[i] for i in chosen), lengths, lists.labels[rows], scores, features)
+
+
 def _check_lists(**parts: RankingLists) -> None:
     for name, lists in parts.items():
-        if lists.features is None:
-            raise ValueError(f"{name} has no features; read a file that has them, or give RankingLists(features=...)")
+        features_of(lists, name)
         if not len(lists):
             raise ValueError(f"{name} has no queries; expected at least one list")
+
+
+# -------------------------------------------------------------------------------------------------------- the losses
+
+
+def named_loss(name: str, *, k: int | None = 10, temperature: float | None = None) -> LossFn:
+    """A loss of the command line, with the settings that worked best (`tests/benchmarks/learning.py`)."""
+    return {"softmax": softmax_loss, "mse": mse_loss}[name]
+
+
+def softmax_loss(
+    scores: Float[Array, "b n"], labels: Float[Array, "b n"], *, where: Bool[Array, "b n"]
+) -> Float[Array, ""]:
+    """Listwise softmax cross entropy (ListNet): the mean over lists with something relevant, for comparison."""
+    total = labels.sum(-1, keepdims=True, where=where)
+    targets = jnp.where(where, labels, 0) / jnp.where(total > 0, total, 1)
+    logs = jnp.where(where, jax.nn.log_softmax(scores, where=where), 0)
+    return _mean_of(-(targets * logs).sum(-1), total.squeeze(-1) > 0)
+
+
+def mse_loss(
+    scores: Float[Array, "b n"], labels: Float[Array, "b n"], *, where: Bool[Array, "b n"]
+) -> Float[Array, ""]:
+    """Pointwise squared error of the grades, for comparison."""
+    return _mean_of(jnp.where(where, scores - labels, 0) ** 2, where)
+
+
+def _mean_of(values: Float[Array, "*shape"], where: Bool[Array, "*shape"]) -> Float[Array, ""]:
+    return jnp.where(where, values, 0).sum() / jnp.maximum(where.sum(dtype=values.dtype), 1)
 
 
 # ------------------------------------------------------------------------------------------------------ the network
@@ -249,8 +319,7 @@ class Standardiser(NamedTuple):
 
     def __call__(self, lists: RankingLists) -> RankingLists:
         """The lists with standardised features."""
-        _check_lists(lists=lists)
-        return replace(lists, features=self.transform(lists.features))  # pyright: ignore[reportArgumentType]
+        return replace(lists, features=self.transform(features_of(lists)))
 
     def transform(self, features: Float32[np.ndarray, "rows f"]) -> Float32[np.ndarray, "rows f"]:
         logs = np.log1p(np.maximum(features, 0), where=self.skewed, out=features.copy())
@@ -258,14 +327,14 @@ class Standardiser(NamedTuple):
 
 
 def fit_standardiser(features: Float32[np.ndarray, "rows f"]) -> Standardiser:
-    """Measures the training set's features; one is skewed if it is never negative and `log1p` makes it less so.
+    """Measures the training set's features; one with a long upper tail, and never negative, is skewed.
 
     Example:
       >>> fit_standardiser(np.array([[1, 0], [2, 0], [1000, 0]], np.float32)).skewed.tolist()
       [True, False]
     """
     logs = np.log1p(np.maximum(features, 0))
-    skewed = (features.min(0) >= 0) & (_skewness(logs) < _skewness(features) - 1e-3)
+    skewed = (features.min(0) >= 0) & (_skewness(features) > 1) & (_skewness(logs) < _skewness(features))
     values = np.where(skewed, logs, features)
     spread = values.std(0, dtype=np.float64)
     scale = np.divide(1, spread, where=spread > 0, out=np.zeros_like(spread))

@@ -82,7 +82,7 @@ def gains_at(labels: Lists, indices: Indices, valid: Bool[Array, "*#batch k"], g
     return valid_gains(take(labels, indices), valid, gain)
 
 
-def valid_gains(labels: Lists, valid: Bool[Array, "*batch n"], gain: Gain) -> Lists:
+def valid_gains(labels: Lists, valid: Mask, gain: Gain) -> Lists:
     """0 where not valid; whatever an invalid label is, its gradient is 0."""
     zero = jnp.zeros_like(labels)
     return jnp.where(valid, gain(jnp.where(valid, labels, zero)), zero)

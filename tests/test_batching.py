@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrank.data import RankingLists, length_buckets, padded_batches
+from jaxrank.data._lists import as_float32
 
 
 def make(lengths, features=3):
@@ -146,3 +147,17 @@ def test_lists_are_immutable_and_leave_the_callers_arrays_alone():
     with pytest.raises(ValueError, match="read-only"):
         lists.labels[0] = 1
     labels[0] = 1
+
+
+close = st.builds(lambda whole, part: whole + part * 1e-9, st.integers(-2, 2), st.integers(0, 2))
+
+
+@given(st.lists(st.lists(close | st.sampled_from([-np.inf, np.inf, 0.0, -0.0]), max_size=6), max_size=5), st.booleans())
+def test_float32_keeps_the_order_and_the_ties_of_each_list(lists, descending):
+    lists = [sorted(scores, reverse=True) if descending else scores for scores in lists]
+    lengths = np.array([len(scores) for scores in lists], np.int64)
+    rounded = as_float32(np.array([score for scores in lists for score in scores], np.float64), lengths)
+    for scores, got in zip(lists, np.split(rounded, np.cumsum(lengths)), strict=False):
+        scores = np.array(scores)
+        np.testing.assert_array_equal(got[:, None] > got, scores[:, None] > scores)
+        np.testing.assert_array_equal(got == -np.inf, scores == -np.inf)

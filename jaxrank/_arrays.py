@@ -15,7 +15,7 @@ import numpy as np
 from jax import core
 from jaxtyping import Array, Float, Shaped
 
-from jaxrank._typing import ArrayLike, Cutoffs, Mask
+from jaxrank._typing import ArrayLike, Cutoffs, Mask, Size
 
 # ---------------------------------------------------------------------------------------------------- at every call
 
@@ -188,7 +188,7 @@ def check_real(name: str, array: Array) -> None:
         raise TypeError(f"{name} must hold real numbers; got dtype {array.dtype}.")
 
 
-def _batch_shape(array: Array, axis: int) -> tuple[int, ...]:
+def _batch_shape(array: Array, axis: int) -> tuple[Size, ...]:
     axis %= array.ndim
     return array.shape[:axis] + array.shape[axis + 1 :]
 
@@ -203,13 +203,13 @@ def result_dtype(*arrays: Array) -> np.dtype:
     return np.dtype(np.float64 if any(array.dtype.itemsize == 8 for array in arrays) else np.float32)
 
 
-def cutoff_list(k: Cutoffs, n: int) -> tuple[int, ...]:
+def cutoff_list(k: Cutoffs, n: Size) -> tuple[Size, ...]:
     """The cutoffs of a list of n, none beyond its end. (`min_dim`, because n is symbolic under `jax.export`.)"""
     cutoffs = (n,) if k is None else k if isinstance(k, tuple) else (k,)
     return tuple(core.min_dim(cutoff, n) for cutoff in cutoffs)
 
 
-def depth(k: Cutoffs, n: int) -> int:
+def depth(k: Cutoffs, n: Size) -> Size:
     """How many ranks the deepest cutoff reads."""
     return cutoff_list(max(k) if isinstance(k, tuple) else k, n)[0]
 

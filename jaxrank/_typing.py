@@ -1,7 +1,7 @@
 """Array aliases and the Protocols of the pluggable parts."""
 
 from collections.abc import Callable
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 # What a public function accepts: its border (`_arrays`) says in plain words what does not fit.
 ArrayLike: TypeAlias = jax.Array | np.ndarray | np.generic | bool | int | float | list | tuple | object
 Cutoffs: TypeAlias = object  # None, an int >= 1, or a tuple of them: checked by `_arrays.check_cutoffs`
+Size: TypeAlias = Any  # an int, or symbolic under `jax.export`
 TieRule: TypeAlias = Literal["average", "stable", "best", "worst"]
 
 Reals: TypeAlias = Num[Array, "..."] | Bool[Array, "..."]

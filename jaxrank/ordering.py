@@ -11,7 +11,7 @@ from jax import core, lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxrank._arrays import masked
-from jaxrank._typing import Indices, Lists, Mask, Ranked, TieRule
+from jaxrank._typing import Indices, Lists, Mask, Ranked, Size, TieRule
 
 Gain = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 
@@ -63,14 +63,14 @@ def has_nan(values: Float[Array, "*batch n"]) -> Bool[Array, "*batch 1"]:
     return jnp.isnan(values).astype(values.dtype).sum(axis=-1, keepdims=True) > 0
 
 
-def top_k(keys: Lists, k: int) -> tuple[Ranked, Indices]:
+def top_k(keys: Lists, k: Size) -> tuple[Ranked, Indices]:
     """The k largest keys in descending order, equal ones in input order.
 
-    XLA's fast selection on CPU is a pattern match that a later slice destroys (27 to 77 times slower): the barrier
-    keeps it.
+    XLA's fast selection on CPU is a pattern match that a later slice destroys (27 to 77 times slower): the barriers
+    keep it. They are two, because one around the pair aborts XLA's own decomposition of a sharded selection.
     """
     values, indices = lax.top_k(keys, k)
-    return lax.optimization_barrier((values, indices))
+    return lax.optimization_barrier(values), lax.optimization_barrier(indices)
 
 
 def take(values: Shaped[Array, "*#batch n"], indices: Indices) -> Shaped[Array, "*#batch k"]:
@@ -88,7 +88,7 @@ def valid_gains(labels: Lists, valid: Mask, gain: Gain) -> Lists:
     return jnp.where(valid, gain(jnp.where(valid, labels, zero)), zero)
 
 
-def ranked_gains(keys: Lists, labels: Lists, gain: Gain, k: int, ties: TieRule) -> Ranked:
+def ranked_gains(keys: Lists, labels: Lists, gain: Gain, k: Size, ties: TieRule) -> Ranked:
     """The gain at each of the first k ranks; inside a tied group the group's mean, unless `ties` says otherwise."""
     # One rank more than asked for shows whether a tie goes on past the cutoff.
     more, indices = top_k(keys, core.min_dim(k + 1, keys.shape[-1]))

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from jax import export
@@ -135,6 +136,15 @@ def test_shard_map(metric, axis_type):
 # ------------------------------------------------------------------------------------------------------------- programs
 
 
+@pytest.fixture
+def unchecked_shapes():
+    """jaxtyping compares sizes as integers, which symbolic ones are not."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_export_with_symbolic_shapes(metric, dtype):
     batch, n = export.symbolic_shape("batch, n")

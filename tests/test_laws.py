@@ -55,12 +55,12 @@ def oracle(scores, labels, where, k, gain, discount, ties):
     return dcg(ranked) / ideal if ideal > 0 else EMPTY
 
 
-def oracle_values(scores, labels, where, cutoffs, *rules):
+def oracle_values(scores, labels, where, cutoffs, gain, discount, ties):
     lists = [array.tolist() for array in (scores, labels, where)]
-    return [[oracle(*each, k, *rules) for k in cutoffs] for each in zip(*lists, strict=True)]
+    return [[oracle(s, y, w, k, gain, discount, ties) for k in cutoffs] for s, y, w in zip(*lists, strict=True)]
 
 
-def arrays(elements, dtype=np.float32, shape=SHAPE):
+def arrays(elements, dtype: type = np.float32, shape: tuple[int, ...] = SHAPE):
     return hnp.arrays(dtype, shape, elements=elements)
 
 

@@ -72,7 +72,7 @@ def _narrow(name: str, array: np.ndarray) -> np.ndarray:
 
 def check_cutoffs(k: Cutoffs) -> int | tuple[int, ...] | None:
     """`k` as None, an int, or a tuple of ints, all at least 1."""
-    if k is None or type(k) is int and k >= 1:
+    if k is None or (type(k) is int and k >= 1):
         return k
     if isinstance(k, tuple):
         if not k:

@@ -41,7 +41,7 @@ class Relaxation(Protocol):
     """Scores -> the first k rows of a relaxed permutation matrix, `[..., n] -> [..., k, n]`."""
 
     def __call__(
-        self, scores: Lists, *, k: int | None = None, where: Mask | None = None, temperature: Float[Array, "..."] | float
+        self, scores: Lists, *, k: int | None, where: Mask | None, temperature: Float[Array, "..."] | float
     ) -> Float[Array, "*batch k n"]: ...
 
 

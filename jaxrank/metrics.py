@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxrank import _arrays, ordering
-from jaxrank._typing import ArrayLike, Cutoffs, DiscountFn, GainFn, Lists, Mask, Ranked, TieRule, Values
+from jaxrank._typing import ArrayLike, Cutoffs, DiscountFn, GainFn, Lists, Mask, Ranked, Values
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain, gain_shift, is_monotone, power_of_two, shifted_gain
 

@@ -278,9 +278,7 @@ def test_axis_and_keepdims(axis, keepdims, k):
     scores, labels = rng.normal(size=(4, 5)).astype(np.float32), rng.integers(0, 3, (4, 5))
     value = ndcg(scores, labels, k, axis=axis, keepdims=keepdims)
     rows = (scores, labels) if axis in (-1, 1) else (scores.T, labels.T)
-    each = np.stack(
-        [[ndcg(s, y, c) for c in (k if isinstance(k, tuple) else [k])] for s, y in zip(*rows, strict=True)]
-    )
+    each = np.stack([[ndcg(s, y, c) for c in (k if isinstance(k, tuple) else [k])] for s, y in zip(*rows, strict=True)])
     if not isinstance(k, tuple) and not keepdims:
         each = each[:, 0]
     elif axis in (-2, 0):

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -20,10 +21,10 @@ from jaxrank.data.letor import read_letor
 from jaxrank.data.synthetic import generated_splits
 from jaxrank.plots import learning_curve
 from jaxrank.training import (
-    LEARNING_RATE,
     TrainState,
     apply_mlp,
     best_feature,
+    default_optimiser,
     features_of,
     fit,
     fit_standardiser,
@@ -40,6 +41,18 @@ VALID_SHARE = 0.2
 Figures = dict[str, Float[np.ndarray, "lists cutoffs"]]  # by ranking
 
 
+class Loss(StrEnum):
+    """What `--loss` may be."""
+
+    SMOOTH = "smooth"
+    SOFT = "soft"
+    APPROX = "approx"
+    LAPLACE = "laplace"
+    LAMBDA = "lambda"
+    SOFTMAX = "softmax"
+    MSE = "mse"
+
+
 def train(
     train: Annotated[pathlib.Path | None, typer.Option(help="LETOR (SVMlight) file; none: a generated set.")] = None,
     valid: Annotated[
@@ -50,7 +63,9 @@ def train(
         list[pathlib.Path] | None,
         typer.Option(help="Rows of each query, for files without qid: one file for each of the above, in that order."),
     ] = None,
-    loss: Annotated[str, typer.Option(help="smooth, soft, approx, laplace, lambda, softmax or mse.")] = "smooth",
+    loss: Annotated[
+        Loss, typer.Option(help="What is minimised: smooth NDCG, or one to compare it with.")
+    ] = Loss.SMOOTH,
     k: Annotated[int, typer.Option("-k", min=1, help="Cutoff of early stopping, and of the loss.")] = 10,
     temperature: Annotated[float | None, typer.Option(help="Of a smooth loss; none: what works best.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="At most: it stops when validation NDCG rises no more.")] = 100,
@@ -61,13 +76,17 @@ def train(
     """Train a small network on ranking lists, and compare it with simpler rankings by exact NDCG."""
     if resume and out is None:
         raise typer.BadParameter("--resume goes on from a checkpoint; give the directory that holds it by --out")
+    if temperature is not None and not temperature > 0:
+        raise typer.BadParameter(f"--temperature is {temperature:g}; expected a number above 0")
     splits = read_splits([train, valid, test], group or [], seed)
-    options = {"loss": loss, "k": k, "temperature": temperature, "seed": seed}
+    options = {"loss": loss.value, "k": k, "temperature": temperature, "seed": seed}
     try:
         result = run(splits, options, epochs, out, resume)
     except KeyboardInterrupt:
         typer.echo("stopped; " + ("nothing was kept" if out is None else "go on with --resume"), err=True)
         raise typer.Exit(130) from None
+    except FloatingPointError as error:
+        raise DataError(str(error)) from error
     figures = compared(splits, result, k)
     print_table(splits, figures, k)
     if out is None:
@@ -164,13 +183,11 @@ class Result(NamedTuple):
 
 def run(splits: Splits, options: dict[str, Any], epochs: int, out: pathlib.Path | None, resume: bool) -> Result:
     """Trains, and saves every epoch if there is a directory for it."""
-    import optax
-
     loss_fn = named_loss(options["loss"], k=options["k"], temperature=options["temperature"])
     standardiser = fit_standardiser(features_of(splits.train))
     width = features_of(splits.train).shape[1]
     params = init_mlp(jax.random.key(options["seed"]), width, HIDDEN)
-    optimiser = optax.adam(LEARNING_RATE)
+    optimiser = default_optimiser()
     settings = options | {"features": width, "hidden": list(HIDDEN), "data": _fingerprint(splits)}
     checkpoint = None if out is None else Checkpoint(out / "checkpoint.safetensors", settings)
     state = init_state(params, optimiser)

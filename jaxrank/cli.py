@@ -9,6 +9,7 @@ import sys
 import typer
 
 from jaxrank._evaluate_command import evaluate
+from jaxrank._train_command import score, train
 from jaxrank.data import DataError
 
 app = typer.Typer(
@@ -20,12 +21,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(evaluate)
-
-
-@app.callback()
-def _callback() -> None:
-    """Keeps the name of a command on the line while there is only one."""
+for command in (evaluate, train, score):
+    app.command()(command)
 
 
 def run(arguments: list[str] | None = None) -> None:

@@ -25,7 +25,7 @@ def learning_curve(history: Float[np.ndarray, "epochs 2"], *, k: int | None = 10
       >>> [axes.get_ylabel() for axes in figure.axes]
       ['training loss', 'validation NDCG@10']
     """
-    figure = _figure(7, 5)
+    figure = _figure(7.0, 5.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
     epochs, best = np.arange(1, len(history) + 1), int(np.argmax(history[:, 1]))
     upper.plot(epochs, history[:, 0], color="C1")

@@ -6,7 +6,7 @@ after any epoch goes on to the same final figures.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
 
+from jaxrank._arrays import check_option
 from jaxrank.data import RankingLists
 from jaxrank.data.batching import Batch, padded_batches
 from jaxrank.metrics import ndcg_at_k
 
 BATCH_SIZE = 32
 LEARNING_RATE = 3e-3
+LOSSES = ("smooth", "soft", "approx", "laplace", "lambda", "softmax", "mse")
 MAX_PADDING = 0.4  # every shape is compiled once, which costs more than some empty slots
 EVALUATION_NUMBERS = 1 << 24  # feature values in a batch that is only scored
 
@@ -55,6 +57,14 @@ class TrainState(NamedTuple):
     def best_epoch(self) -> int:
         """The epoch (counted from 1) that `best` comes from; 0 before the first."""
         return int(np.argmax(self.history[:, 1])) + 1 if self.epoch else 0
+
+
+@cache
+def default_optimiser() -> Any:
+    """Adam. One object, so that all runs of a process share the compiled step."""
+    import optax
+
+    return optax.adam(LEARNING_RATE)
 
 
 def init_state(params: PyTree, optimiser: Any) -> TrainState:
@@ -247,6 +257,7 @@ def _check_lists(**parts: RankingLists) -> None:
 
 def named_loss(name: str, *, k: int | None = 10, temperature: float | None = None) -> LossFn:
     """A loss of the command line, with the settings that worked best (`tests/benchmarks/learning.py`)."""
+    check_option("name", name, LOSSES)
     return {"softmax": softmax_loss, "mse": mse_loss}[name]
 
 

@@ -103,7 +103,7 @@ def test_where_of_numbers_is_a_mask(dtype):
     assert ndcg([3.0, 2, 1], [3, 0, 1], 1, where=where) == 0.0
 
 
-# ------------------------------------------------------------------------------------------------------------- not a number
+# --------------------------------------------------------------------------------------------------------- not a number
 
 
 @pytest.mark.parametrize("sign", [1, -1])  # x86 makes NaN with the sign set, and `top_k` puts that one last
@@ -287,7 +287,7 @@ def test_axis_and_keepdims(axis, keepdims, k):
     np.testing.assert_allclose(value, each, rtol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------- shapes that fit
+# ------------------------------------------------------------------------------------------------------ shapes that fit
 
 
 def test_batch_axes_broadcast():

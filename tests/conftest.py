@@ -9,7 +9,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
 import jax
+import jax.experimental
 import pytest
+
+enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # jax < 0.8
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -17,8 +20,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # The first example of a shape compiles, and machines are shared: a deadline would time the compiler.
 hypothesis.settings.register_profile("jaxrank", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("jaxrank")
-
-
 
 
 def pytest_addoption(parser):
@@ -46,5 +47,5 @@ def shared_data() -> pathlib.Path:
 @pytest.fixture
 def x64():
     """64-bit types for one test."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield

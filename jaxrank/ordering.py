@@ -101,7 +101,7 @@ def ranked_gains(keys: Lists, labels: Lists, gain: Gain, k: Size, ties: TieRule)
     if ties in ("best", "worst"):
         indices = _order_ties(keys, values, indices, gain(labels) if ties == "best" else -gain(labels))
     gains = gains_at(labels, indices, values > -jnp.inf, gain)
-    if ties != "average":
+    if ties != "average" or keys.shape[-1] == 0:
         return gains
     tied = (more[..., 1:] == more[..., :-1]) & (more[..., 1:] > -jnp.inf)
     # Ties are rare in real scores, and without them this costs nothing.

@@ -9,10 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
 import jax
-import jax.experimental
 import pytest
-
-enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # jax < 0.8
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -47,5 +44,5 @@ def shared_data() -> pathlib.Path:
 @pytest.fixture
 def x64():
     """64-bit types for one test."""
-    with enable_x64(True):
+    with jax.enable_x64(True):
         yield

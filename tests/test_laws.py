@@ -7,10 +7,9 @@ import itertools
 import math
 
 import hypothesis.extra.numpy as hnp
-import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import jaxrank
@@ -106,16 +105,12 @@ def test_oracle(ties, gain, discount, data):
 
 
 @pytest.mark.parametrize("ties", TIES)
-@settings(max_examples=12)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scores=arrays(SCORES, np.float64), labels=arrays(LABELS, np.float64), where=MASKS)
-def test_oracle_in_float64(ties, scores, labels, where):
-    with jax.enable_x64(True):
-        values = ndcg_at_k(scores, labels, CUTOFFS, where=where, ties=ties, empty=EMPTY)
-        close(
-            values,
-            oracle_values(scores, labels, where, CUTOFFS, GAINS["exponential"][1], DISCOUNTS["log2"][1], ties),
-            1e-12,
-        )
+def test_oracle_in_float64(x64, ties, scores, labels, where):
+    values = ndcg_at_k(scores, labels, CUTOFFS, where=where, ties=ties, empty=EMPTY)
+    rules = GAINS["exponential"][1], DISCOUNTS["log2"][1], ties
+    close(values, oracle_values(scores, labels, where, CUTOFFS, *rules), 1e-12)
 
 
 @pytest.mark.parametrize("ties", TIES)

@@ -79,7 +79,9 @@ def top_k(keys: Lists, k: Size) -> tuple[Ranked, Indices]:
 
 
 def take(values: Shaped[Array, "*#batch n"], indices: Indices) -> Shaped[Array, "*#batch k"]:
-    return jnp.take_along_axis(values, indices, axis=-1)
+    batch = jnp.broadcast_shapes(values.shape[:-1], indices.shape[:-1])
+    values = jnp.broadcast_to(values, (*batch, values.shape[-1]))
+    return jnp.take_along_axis(values, jnp.broadcast_to(indices, (*batch, indices.shape[-1])), axis=-1)
 
 
 def gains_at(labels: Lists, indices: Indices, valid: Bool[Array, "*#batch k"], gain: Gain) -> Ranked:

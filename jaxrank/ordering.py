@@ -130,7 +130,8 @@ def _last_group_mean(keys: Lists, labels: Lists, gain: Gain, last: OneEach, refe
         member = (keys == last) & (last > -jnp.inf)
         zero = jnp.zeros_like(labels)
         difference = jnp.where(member, gain(jnp.where(member, labels, zero)) - reference, jnp.zeros_like(reference))
-        return jnp.stack([part.sum(axis=-1, keepdims=True) for part in (member.astype(labels.dtype), difference)])
+        count = jnp.where(member, jnp.ones_like(difference), jnp.zeros_like(difference))
+        return jnp.stack([part.sum(axis=-1, keepdims=True) for part in (count, difference)])
 
     count, difference = _sum_over_blocks(count_and_difference, keys, labels)
     return reference + difference / jnp.maximum(count, 1)

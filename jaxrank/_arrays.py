@@ -82,7 +82,7 @@ def check_cutoffs(k: Cutoffs) -> int | tuple[int, ...] | None:
 
 
 def _check_cutoff(k: object) -> int:
-    if isinstance(k, jax.core.Tracer):
+    if isinstance(k, core.Tracer):
         raise TypeError(
             "k must be known when the function is compiled, but it is traced; "
             "mark it static (jax.jit(f, static_argnames='k')) or close over it."

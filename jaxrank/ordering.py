@@ -97,6 +97,8 @@ def valid_gains(labels: Lists, valid: Mask, gain: Gain) -> Lists:
 
 def ranked_gains(keys: Lists, labels: Lists, gain: Gain, k: Size, ties: TieRule) -> Ranked:
     """The gain at each of the first k ranks; inside a tied group the group's mean, unless `ties` says otherwise."""
+    if ties in ("best", "worst"):  # each set of labels has an order of its own
+        keys = jnp.broadcast_to(keys, jnp.broadcast_shapes(keys.shape, labels.shape))
     # One rank more than asked for shows whether a tie goes on past the cutoff.
     more, indices = top_k(keys, core.min_dim(k + 1, keys.shape[-1]))
     values, indices = more[..., :k], indices[..., :k]

@@ -13,6 +13,7 @@ with `gap_m = (s_{m-1} - s_m) / t`. None is above 0, and n has dropped out. From
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from math import prod
 from typing import NamedTuple
 
 import jax
@@ -28,21 +29,31 @@ from jaxrank._typing import Lists, Mask, Ranked
 Tile = Float[Array, "*batch r w"]
 
 ROWS = 32  # rows that share a central row: the farther a row is from it, the more digits its logits lose
-COLUMNS = 128  # columns that are computed or skipped together; a multiple of ROWS
-
-
-_product = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+COLUMNS = 128  # columns that are computed or skipped together, at most; a multiple of ROWS
+TILE = 2**18  # numbers that are computed together
 
 
 class Band(NamedTuple):
     """The first k rows of a relaxed permutation, not normalised, as the two products that are needed of it."""
 
-    times: Callable[[Float[Array, "*batch w c"]], Float[Array, "*batch k c"]]
+    times: Callable[[Lists], tuple[Ranked, Ranked]]  # by a vector, and by ones
     transposed_times: Callable[[Ranked], Lists]
 
 
 def matrix(weights: Tile) -> Band:
-    return Band(partial(_product, weights), lambda r: _product(r[..., None, :], weights)[..., 0, :])
+    return Band(partial(_times, weights), partial(_transposed_times, weights))
+
+
+_product = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+def _times(weights: Tile, x: Lists) -> tuple[Ranked, Ranked]:
+    products = _product(weights, jnp.stack([x, jnp.ones_like(x)], axis=-1))
+    return products[..., 0], products[..., 1]
+
+
+def _transposed_times(weights: Tile, r: Ranked) -> Lists:
+    return _product(r[..., None, :], weights)[..., 0, :]
 
 
 # ------------------------------------------------------------------------------------------------- one block of rows
@@ -54,36 +65,6 @@ class _Rows(NamedTuple):
     live: Mask
 
 
-def _curve(gap: Lists, centre: int | Int[Array, ""]) -> tuple[Lists, Lists]:
-    """`curve` and `offset` of the row at position `centre`."""
-    width = gap.shape[-1]
-    if isinstance(centre, int) and width <= 2 * COLUMNS:
-        # Twice as fast as cumulative sums on CPU: value and gradient of 64 x 74, 0.3 ms against 0.6.
-        sums = _product(gap, _curve_matrix(width, centre, gap.dtype.name))
-        return sums[..., :width], sums[..., width:]
-    distance = expand(jnp.arange(width, dtype=jnp.int32) - centre, gap.ndim)
-    following = jnp.concatenate([gap[..., 1:], jnp.zeros_like(gap[..., :1])], axis=-1)
-    step = jnp.where(distance > 0, gap, following)
-    below, above = _sums_outwards(step * (2 * jnp.abs(distance) - 1).astype(gap.dtype), distance)
-    after, before = _sums_outwards(step, distance)
-    return below + above, after - before
-
-
-def _sums_outwards(step: Lists, distance: Int[Array, "*one w"]) -> tuple[Lists, Lists]:
-    axis = step.ndim - 1
-    below = lax.cumsum(jnp.where(distance > 0, step, 0), axis=axis)
-    above = lax.cumsum(jnp.where(distance < 0, step, 0), axis=axis, reverse=True)
-    return below, above
-
-
-@lru_cache
-def _curve_matrix(width: int, centre: int, dtype: str) -> np.ndarray:
-    gap, item = np.ogrid[:width, :width]
-    below, above = (centre < gap) & (gap <= item), (item < gap) & (gap <= centre)
-    curve = np.where(below | above, np.abs(2 * (gap - centre) - 1), 0)
-    return np.concatenate([curve, below.astype(int) - above], axis=1).astype(dtype)
-
-
 def _logits(rows: _Rows, curve: Lists, offset: Lists) -> Tile:
     count = rows.curve.shape[-1]
     shift = (jnp.arange(count, dtype=jnp.int32) - count // 2).astype(curve.dtype)
@@ -91,8 +72,8 @@ def _logits(rows: _Rows, curve: Lists, offset: Lists) -> Tile:
     return slope * (offset[..., None, :] - rows.offset[..., :, None]) - (curve[..., None, :] - rows.curve[..., :, None])
 
 
-def _weights(logits: Tile, row_live: Mask, live: Mask) -> Tile:
-    return jnp.where(row_live[..., :, None] & live[..., None, :], jnp.exp(logits), 0)
+def _weights(rows: _Rows, curve: Lists, offset: Lists, live: Mask) -> Tile:
+    return jnp.where(rows.live[..., :, None] & live[..., None, :], jnp.exp(_logits(rows, curve, offset)), 0)
 
 
 def _dropped(logits: Float[Array, "*shape"], n: int) -> Bool[Array, "*shape"]:
@@ -104,7 +85,7 @@ def _dropped(logits: Float[Array, "*shape"], n: int) -> Bool[Array, "*shape"]:
 
 
 def _tie_term(gaps: Gaps) -> Lists:
-    """Zeros with a derivative. Added to the logits, it makes the derivative of |x| at 0 equal 0.
+    """Zeros with a derivative. Taken off the curve, it makes the derivative of |x| at 0 equal 0.
 
     Without it, tied items have the derivative of the order in which they happen to be sorted.
     """
@@ -142,9 +123,19 @@ def _tied_tangent(gap_tangent: Lists, starts: Mask) -> Lists:
 
 def tile(gaps: Gaps, k: int) -> Band:
     """The weights as one array."""
-    curve, offset = _curve(gaps.gap, k // 2)
-    rows = _Rows(curve[..., :k], offset[..., :k], gaps.live[..., :k])
-    return matrix(_weights(_logits(rows, curve, offset) + _tie_term(gaps)[..., None, :], rows.live, gaps.live))
+    width = gaps.gap.shape[-1]
+    # Twice as fast as cumulative sums on CPU: value and gradient of 64 x 74, 0.3 ms against 0.6.
+    sums = _product(gaps.gap, _curve_matrix(width, k // 2, gaps.gap.dtype.name))
+    curve, offset = sums[..., :width] - _tie_term(gaps), sums[..., width:]
+    return matrix(_weights(_Rows(curve[..., :k], offset[..., :k], gaps.live[..., :k]), curve, offset, gaps.live))
+
+
+@lru_cache
+def _curve_matrix(width: int, centre: int, dtype: str) -> np.ndarray:
+    gap, item = np.ogrid[:width, :width]
+    below, above = (centre < gap) & (gap <= item), (item < gap) & (gap <= centre)
+    curve = np.where(below | above, np.abs(2 * (gap - centre) - 1), 0)
+    return np.concatenate([curve, below.astype(int) - above], axis=1).astype(dtype)
 
 
 def reaches_beyond(gaps: Gaps, k: int, n: int) -> Bool[Array, "*batch 1"]:
@@ -160,46 +151,69 @@ def reaches_beyond(gaps: Gaps, k: int, n: int) -> Bool[Array, "*batch 1"]:
 # ---------------------------------------------------------------------------------------------- many rows and columns
 
 
-class _Columns(NamedTuple):
-    """Sorted lists, filled up to whole blocks of columns."""
+class _Grid(NamedTuple):
+    """Sorted lists as blocks of columns on a leading axis, to be visited by blocks of rows."""
 
-    gap: Lists
-    tie: Lists
-    live: Mask
-
-
-def _columns(gaps: Gaps) -> _Columns:
-    padding = [(0, 0)] * (gaps.gap.ndim - 1) + [(0, -gaps.gap.shape[-1] % COLUMNS)]
-    return _Columns(*(jnp.pad(array, padding) for array in (gaps.gap, _tie_term(gaps), gaps.live)))
+    gap: Float[Array, "blocks *batch w"]
+    tie: Float[Array, "blocks *batch w"]
+    live: Bool[Array, "blocks *batch w"]
+    firsts: Int[Array, " r"]  # the first row of each block
+    height: int
 
 
-def _rows_from(first: Int[Array, ""], columns: _Columns) -> tuple[_Rows, Lists, Lists]:
-    curve, offset = _curve(columns.gap, first + ROWS // 2)
-    rows = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=ROWS, axis=-1)
-    return _Rows(rows(curve), rows(offset), rows(columns.live)), curve, offset
+def _grid(gaps: Gaps, k: int, width: int, height: int) -> _Grid:
+    blocks = (_blocks(array, width) for array in (gaps.gap, _tie_term(gaps), gaps.live))
+    return _Grid(*blocks, jnp.arange(0, k, height, dtype=jnp.int32), height)
 
 
-def _needed(rows: _Rows, curve: Lists, offset: Lists, live: Mask, own: Array, n: int) -> Bool[Array, " blocks"]:
+def _blocks(array: Array, width: int) -> Array:
+    padding = [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % width)]
+    return jnp.moveaxis(jnp.pad(array, padding).reshape(*array.shape[:-1], -1, width), -2, 0)
+
+
+def _joined(blocks: Array, length: int) -> Array:
+    split = jnp.moveaxis(blocks, 0, -2)
+    return split.reshape(*split.shape[:-2], -1)[..., :length]
+
+
+def _curve(grid: _Grid, first: Int[Array, ""]) -> tuple[_Rows, Array, Array]:
+    """The rows from `first` on, and the `curve` and `offset` of their central row."""
+    width = grid.gap.shape[-1]
+    position = lax.broadcasted_iota(jnp.int32, grid.gap.shape, 0) * width
+    distance = position + lax.broadcasted_iota(jnp.int32, grid.gap.shape, grid.gap.ndim - 1) - first - grid.height // 2
+    next_block = jnp.concatenate([grid.gap[1:, ..., :1], jnp.zeros_like(grid.gap[:1, ..., :1])])
+    step = jnp.where(distance > 0, grid.gap, jnp.concatenate([grid.gap[..., 1:], next_block], axis=-1))
+    below, above = _sums_outwards(step * (2 * jnp.abs(distance) - 1).astype(step.dtype), distance)
+    after, before = _sums_outwards(step, distance)
+    curve, offset = below + above - grid.tie, after - before
+
+    def rows(array):
+        block = lax.dynamic_index_in_dim(array, first // width, keepdims=False)
+        return lax.dynamic_slice_in_dim(block, first % width, grid.height, axis=-1)
+
+    return _Rows(rows(curve), rows(offset), rows(grid.live)), curve, offset
+
+
+def _sums_outwards(step: Array, distance: Array) -> tuple[Array, Array]:
+    return _running_sum(jnp.where(distance > 0, step, 0), False), _running_sum(jnp.where(distance < 0, step, 0), True)
+
+
+def _running_sum(blocks: Array, reverse: bool) -> Array:
+    within = lax.cumsum(blocks, axis=blocks.ndim - 1, reverse=reverse)
+    totals = lax.cumsum(within[..., :1] if reverse else within[..., -1:], axis=0, reverse=reverse)
+    zero = jnp.zeros_like(totals[:1])
+    return within + jnp.concatenate([totals[1:], zero] if reverse else [zero, totals[:-1]])
+
+
+def _needed(grid: _Grid, rows: _Rows, curve: Array, offset: Array, first: Array, n: int) -> Bool[Array, " blocks"]:
     """Which blocks of columns weigh more than rounding in some row of some list."""
-    keep = jnp.zeros((), bool)
-    for edge in (0, COLUMNS - 1):  # no item of a block weighs more than the one nearest to the rows
-        logits = lax.stop_gradient(_logits(rows, curve[..., edge::COLUMNS], offset[..., edge::COLUMNS]))
-        keep = keep | (rows.live[..., :, None] & live[..., None, edge::COLUMNS] & ~_dropped(logits, n))
-    return any_list(keep.any(axis=-2)) | (jnp.arange(keep.shape[-1], dtype=jnp.int32) == own)
-
-
-def _blocks(array: Array, axis: int = -1) -> Array:
-    """Blocks of columns on a new leading axis."""
-    axis %= array.ndim
-    split = array.reshape(*array.shape[:axis], -1, COLUMNS, *array.shape[axis + 1 :])
-    return jnp.moveaxis(split, axis, 0)
-
-
-def _joined(blocks: Array, axis: int) -> Array:
-    """The inverse of `_blocks`, also for blocks of rows."""
-    split = jnp.moveaxis(blocks, 0, axis - 1)
-    axis %= blocks.ndim - 1
-    return split.reshape(*split.shape[:axis], -1, *split.shape[axis + 2 :])
+    own = jnp.arange(curve.shape[0], dtype=jnp.int32) == first // curve.shape[-1]
+    keep = jnp.zeros_like(own)
+    for edge in (0, -1):  # no item of a block weighs more than the one nearest to the rows
+        at_edge = [jnp.moveaxis(lax.stop_gradient(array[..., edge]), 0, -1) for array in (curve, offset, grid.live)]
+        dropped = _dropped(_logits(lax.stop_gradient(rows), *at_edge[:2]), n)
+        keep = keep | any_list((rows.live[..., :, None] & at_edge[2][..., None, :] & ~dropped).any(axis=-2))
+    return keep | own
 
 
 def streamed(gaps: Gaps, k: int, n: int) -> Band:
@@ -207,57 +221,65 @@ def streamed(gaps: Gaps, k: int, n: int) -> Band:
 
     Nothing of size k x w is ever kept: on the way back the blocks are computed anew.
     """
-    columns, width = _columns(gaps), gaps.gap.shape[-1]
-    firsts = jnp.arange(0, k, ROWS, dtype=jnp.int32)
+    length, height = gaps.gap.shape[-1], min(k, ROWS)
+    width = _block_width(gaps.gap.shape[:-1], height)
+    grid = _grid(gaps, k, width, height)
 
-    def products(first: Array, product: Callable[[Tile, Array], Array], given: Array) -> Array:
+    def products(first: Array, product: Callable, given: Array):
         """`product(weights, given)` for each block of columns of the rows from `first` on; 0 where not needed."""
-        rows, curve, offset = _rows_from(first, columns)
-        needed = _needed(rows, curve, offset, columns.live, first // COLUMNS, n)
+        rows, curve, offset = _curve(grid, first)
 
-        def weighed(curve, offset, tie, live, given):
-            return product(_weights(_logits(rows, curve, offset) + tie[..., None, :], rows.live, live), given)
+        def weighed(curve, offset, live, given):
+            return product(_weights(rows, curve, offset, live), given)
 
         def block(needed_and_columns):
             needed, *columns = needed_and_columns
-            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(weighed, *columns))
+            zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), jax.eval_shape(weighed, *columns))
             return lax.cond(needed, weighed, lambda *_: zeros, *columns)
 
-        blocks = (needed, *map(_blocks, (curve, offset, columns.tie, columns.live)), given)
-        return lax.map(jax.checkpoint(block, prevent_cse=False), blocks)
+        needed = _needed(grid, rows, curve, offset, first, n)
+        return lax.map(_recomputed(block), (needed, curve, offset, grid.live, given))
 
-    def times(x):
-        given = _blocks(_padded(x, width + -width % COLUMNS, axis=-2), axis=-2)
-        rows = jax.checkpoint(lambda first: products(first, _product, given).sum(axis=0), prevent_cse=False)
-        return _joined(lax.map(rows, firsts), axis=-2)[..., :k, :]
+    def times(x: Lists) -> tuple[Ranked, Ranked]:
+        given = _blocks(x, width)
+        rows = lax.map(_recomputed(lambda first: _summed(products(first, _times, given))), grid.firsts)
+        return _joined(rows[0], k), _joined(rows[1], k)
 
-    def transposed_times(r):
-        r = _padded(r, firsts.size * ROWS, axis=-1)
+    def transposed_times(r: Ranked) -> Lists:
+        def add(total, first_and_r):
+            first, r = first_and_r
+            given = jnp.broadcast_to(r, (total.shape[0], *r.shape))
+            return total + products(first, _transposed_times, given), None
 
-        def add(total, first):
-            rows = lax.dynamic_slice_in_dim(r, first, ROWS, axis=-1)[..., None, :]
-            given = jnp.broadcast_to(rows, (columns.live.shape[-1] // COLUMNS, *rows.shape))
-            return total + _joined(products(first, lambda w, r: _product(r, w)[..., 0, :], given), axis=-1), None
-
-        total, _ = lax.scan(jax.checkpoint(add, prevent_cse=False), jnp.zeros_like(columns.gap), firsts)
-        return total[..., :width]
+        total, _ = lax.scan(_recomputed(add), jnp.zeros_like(grid.gap), (grid.firsts, _blocks(r, height)))
+        return _joined(total, length)
 
     return Band(times, transposed_times)
 
 
+_recomputed = partial(jax.checkpoint, prevent_cse=False)
+
+
+def _summed(products: tuple[Array, Array]) -> tuple[Array, Array]:
+    return products[0].sum(axis=0), products[1].sum(axis=0)
+
+
+def _block_width(batch: tuple[int, ...], height: int) -> int:
+    """A power of two between ROWS and COLUMNS."""
+    width = COLUMNS
+    while width > ROWS and all(isinstance(size, int) for size in batch) and prod(batch) * height * width > TILE:
+        width //= 2
+    return width
+
+
 def all_rows(gaps: Gaps, k: int) -> Tile:
     """The weights of the first k rows, in sorted order."""
-    columns = _columns(gaps)
+    length, height = gaps.gap.shape[-1], min(k, ROWS)
+    grid = _grid(gaps, k, length + -length % height, height)
 
     def block(first: Array) -> Tile:
-        rows, curve, offset = _rows_from(first, columns)
-        return _weights(_logits(rows, curve, offset) + columns.tie[..., None, :], rows.live, columns.live)
+        rows, curve, offset = _curve(grid, first)
+        return _weights(rows, curve[0], offset[0], grid.live[0])
 
-    blocks = lax.map(block, jnp.arange(0, k, ROWS, dtype=jnp.int32))
-    return _joined(blocks, axis=-2)[..., :k, : gaps.gap.shape[-1]]
-
-
-def _padded(array: Array, length: int, axis: int) -> Array:
-    padding = [(0, 0)] * array.ndim
-    padding[axis] = (0, length - array.shape[axis])
-    return jnp.pad(array, padding)
+    rows = jnp.moveaxis(lax.map(block, grid.firsts), 0, -3)
+    return rows.reshape(*rows.shape[:-3], -1, rows.shape[-1])[..., :k, :length]

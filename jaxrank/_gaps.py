@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrank import ordering
 from jaxrank._typing import Indices, Lists, Mask
+
+ORDER = "jaxrank_order"  # what is worth keeping for the way back, where the rest is computed anew
 
 
 class Gaps(NamedTuple):
@@ -26,7 +29,7 @@ class Gaps(NamedTuple):
 
 def ranked_gaps(scores: Lists, keys: Lists, temperature: Float[Array, "*#batch 1"], width: int) -> Gaps:
     """The gaps of the `width` best items. `keys` are the scores with -inf where an item has no rank."""
-    values, indices = ordering.top_k(keys, width)
+    values, indices = checkpoint_name(ordering.top_k(keys, width), ORDER)
     live = values > -jnp.inf
     # The gather, not the values of the selection, carries the gradient.
     ranked = ordering.take(scores, indices)

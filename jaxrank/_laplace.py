@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
 from jaxrank._gaps import Gaps, tie_starts, tied_groups
@@ -24,7 +25,7 @@ class Kernel(NamedTuple):
     items: Lists
     places: Lists
     first: Indices | None  # the tied group of each position, whose items are neither before nor after it;
-    last: Indices | None  # without, the order decides
+    last: Indices | None  # None: the order decides
 
 
 def kernel(gaps: Gaps) -> Kernel:
@@ -48,56 +49,79 @@ def swapped(kernel: Kernel) -> Kernel:
     return kernel._replace(items=kernel.places, places=kernel.items)
 
 
-def _mirrored(kernel: Kernel) -> Kernel:
+class Sums(NamedTuple):
+    """`sum_j exp(-|items_j - places_i|) x_j` over all items j, and over those before and after place i."""
+
+    around: Lists
+    before: Lists
+    after: Lists
+
+
+@jax.custom_jvp
+def sums(x: Lists, kernel: Kernel) -> Sums:
+    before = _recurrence(x, kernel.gap)
     following = jnp.concatenate([kernel.gap[..., 1:], jnp.zeros_like(kernel.gap[..., :1])], axis=-1)
-    end = kernel.gap.shape[-1] - 1
-    first, last = (None if group is None else end - _flip(group) for group in (kernel.last, kernel.first))
-    return Kernel(_flip(following), -_flip(kernel.items), -_flip(kernel.places), first, last)
+    after = jnp.flip(_recurrence(jnp.flip(x, -1), jnp.flip(following, -1)), -1)
+    around = before + x + after
+    if kernel.first is None or kernel.last is None:
+        return Sums(around, before, after)
+    take = jnp.take_along_axis
+    return Sums(around, take(before, kernel.first, axis=-1), take(after, kernel.last, axis=-1))
 
 
-def _flip(array: Array) -> Array:
-    return jnp.flip(array, axis=-1)
-
-
-@jax.custom_jvp
-def before(x: Lists, kernel: Kernel) -> Lists:
-    """`sum_j exp(-(items_j - places_i)) x_j` over the items j before place i."""
-    sums = _recurrence(x, kernel.gap)
-    return sums if kernel.first is None else jnp.take_along_axis(sums, kernel.first, axis=-1)
-
-
-@before.defjvp
-def _before_jvp(primals, tangents):
+def _sums_jvp(primals, tangents):
     (x, kernel), (x_tangent, moved) = primals, tangents
-    sums = before(x, kernel)
-    return sums, before(x_tangent - x * moved.items, kernel) + sums * moved.places
+    at = sums(x, kernel)
+    by_items = sums(x * _tangent(moved.items), kernel)
+    by_places = jax.tree.map(lambda total: total * _tangent(moved.places), at)
+    tangent = Sums(
+        by_places.before - by_places.after + by_items.after - by_items.before,
+        by_places.before - by_items.before,
+        by_items.after - by_places.after,
+    )
+    if isinstance(x_tangent, SymbolicZero):
+        return at, tangent
+    return at, jax.tree.map(jnp.add, tangent, sums(x_tangent, kernel))
 
 
-def after(x: Lists, kernel: Kernel) -> Lists:
-    return _flip(before(_flip(x), _mirrored(kernel)))
+sums.defjvp(_sums_jvp, symbolic_zeros=True)
 
 
-@jax.custom_jvp
-def around(x: Lists, kernel: Kernel) -> Lists:
-    """`sum_j exp(-|items_j - places_i|) x_j` over all items j."""
-    plain = kernel._replace(first=None, last=None)
-    return before(x, plain) + x + after(x, plain)
-
-
-@around.defjvp
-def _around_jvp(primals, tangents):
-    (x, kernel), (x_tangent, moved) = primals, tangents
-    by_place = (before(x, kernel) - after(x, kernel)) * moved.places
-    by_item = after(x * moved.items, kernel) - before(x * moved.items, kernel)
-    return around(x, kernel), around(x_tangent, kernel) + by_place + by_item
+def _tangent(tangent: Array | SymbolicZero) -> Array:
+    return jnp.zeros(tangent.shape, tangent.dtype) if isinstance(tangent, SymbolicZero) else tangent
 
 
 def _recurrence(x: Lists, gap: Lists) -> Lists:
-    """`sums_d = exp(-gap_d) (sums_{d-1} + x_{d-1})`."""
-    decay = jnp.exp(-gap)
-    _, inclusive = lax.associative_scan(_compose, (decay, x), axis=x.ndim - 1)
-    return decay * jnp.concatenate([jnp.zeros_like(x[..., :1]), inclusive[..., :-1]], axis=-1)
+    """`sums_d = exp(-gap_d) (sums_{d-1} + x_{d-1})`.
+
+    Two scans of about sqrt(n) steps: through all blocks at once, then from block to block. As fast on CPU as
+    `lax.associative_scan` and compiled 8 times faster (n = 2048, with the gradient: 0.5 s against 4.5).
+    """
+    n = x.shape[-1]
+    x, gap = _blocks(x), _blocks(gap)
+
+    def within(total, item):
+        decay, x = item
+        total = decay * total
+        return total + x, total
+
+    block_totals, totals = lax.scan(within, jnp.zeros_like(x[0]), (jnp.exp(-gap), x))
+    # One exponential of a sum of gaps has the digits that a long product of decays has not.
+    reach = jnp.exp(-jnp.cumsum(gap, axis=0))
+
+    def between(carried, block):
+        total, reach = block
+        return total + reach * carried, carried
+
+    blocks = jnp.moveaxis(block_totals, -1, 0), jnp.moveaxis(reach[-1], -1, 0)
+    _, carried = lax.scan(between, jnp.zeros_like(blocks[0][0]), blocks)
+    totals = totals + reach * jnp.moveaxis(carried, 0, -1)[None]
+    return jnp.moveaxis(totals, 0, -1).reshape(*totals.shape[1:-1], -1)[..., :n]
 
 
-def _compose(left, right):
-    return left[0] * right[0], right[0] * left[1] + right[1]
+def _blocks(array: Lists) -> Array:
+    """`[..., n]` as `[length, ..., blocks]`."""
+    n = array.shape[-1]
+    length = 1 << (n.bit_length() // 2)
+    padding = [(0, 0)] * (array.ndim - 1) + [(0, -n % length)]
+    return jnp.moveaxis(jnp.pad(array, padding).reshape(*array.shape[:-1], -1, length), -1, 0)

@@ -4,7 +4,9 @@
 both relaxations have a fused path to them that needs memory in O(n).
 """
 
+from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 import jax
@@ -15,15 +17,16 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrank import _arrays, _band, _laplace, ordering
 from jaxrank._band import Band
-from jaxrank._gaps import Gaps, any_list, positive, ranked_gaps, scaled
-from jaxrank._typing import ArrayLike, Indices, Lists, Mask, Ranked, Relaxation
+from jaxrank._gaps import ORDER, Gaps, any_list, positive, ranked_gaps, scaled
+from jaxrank._typing import ArrayLike, GainFn, Indices, Lists, Mask, Ranked, Relaxation
+from jaxrank.gains import shifted_gain
 
 Temperature = Float[Array, "*#batch 1"]
 Rows = Float[Array, "*batch k n"]
 
 KERNELS = ("logistic", "laplace")
+CHUNK = 2**15  # scores that are ranked together on CPU
 BLOCK = 16  # items that are compared with all others at once
-WINDOW = 64  # items beyond the last rank that are tried before the whole order; checked, see `reaches_beyond`
 
 
 def neural_sort(
@@ -51,8 +54,8 @@ def neural_sort(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrank
-      >>> jaxrank.neural_sort(jnp.array([0.0, 2.0, 1.0]), k=1, temperature=0.5)
-      Array([[3.3...e-04, 9.8...e-01, 1.7...e-02]], dtype=float32)
+      >>> jaxrank.neural_sort(jnp.array([0.0, 2.0, 1.0]), k=1)
+      Array([[0.013..., 0.721..., 0.265...]], dtype=float32)
 
     References:
       Grover et al. (2019), Stochastic optimization of sorting networks via continuous relaxations.
@@ -85,8 +88,8 @@ def soft_sort(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrank
-      >>> jaxrank.soft_sort(jnp.array([0.0, 2.0, 1.0]), k=1, temperature=0.5)
-      Array([[0.01587624, 0.8668133 , 0.1173104 ]], dtype=float32)
+      >>> jaxrank.soft_sort(jnp.array([0.0, 2.0, 1.0]), k=1)
+      Array([[0.090..., 0.665..., 0.244...]], dtype=float32)
 
     References:
       Prillo and Eisenschlos (2020), SoftSort: a continuous relaxation for the argsort operator.
@@ -117,8 +120,8 @@ def soft_ranks(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrank
-      >>> jaxrank.soft_ranks(jnp.array([0.0, 2.0, 1.0]), temperature=0.1)
-      Array([2.9999545, 1.0000454, 2.       ], dtype=float32)
+      >>> jaxrank.soft_ranks(jnp.array([0.0, 2.0, 1.0]), temperature=0.5)
+      Array([2.862..., 1.137..., 2.   ...], dtype=float32)
 
     References:
       Qin et al. (2010), A general approximation framework for direct optimization of information retrieval measures;
@@ -243,7 +246,8 @@ def _laplace_ranks(scores: Lists, keys: Lists, temperature: Temperature) -> List
     gaps = ranked_gaps(scores, keys, temperature, keys.shape[-1])
     kernel, live = _laplace.kernel(gaps), gaps.live.astype(gaps.gap.dtype)
     position = lax.broadcasted_iota(jnp.int32, live.shape, live.ndim - 1).astype(live.dtype)
-    ranks = 1 + position + (_laplace.after(live, kernel) - _laplace.before(live, kernel)) / 2
+    sums = _laplace.sums(live, kernel)
+    ranks = 1 + position + (sums.after - sums.before) / 2
     return ordering.take(ranks, _inverse(gaps.indices))
 
 
@@ -263,56 +267,108 @@ def _logistic_ranks(scores: Lists, keys: Lists, temperature: Temperature) -> Lis
 # -------------------------------------------------------------------------------------------------- gains at the ranks
 
 
+class JudgedLists(NamedTuple):
+    """Lists to be ranked; each array is one of lists, or of one number a list."""
+
+    scores: Lists  # as in `RankedLists`
+    keys: Lists
+    temperature: Temperature
+    labels: Lists
+    shift: Float[Array, "*#batch 1"]  # as in `metrics.ScaledGain`
+
+
 class Relaxed(NamedTuple):
-    """How an order is relaxed."""
+    """How an order is relaxed, and what is ranked in it."""
 
     relaxation: Relaxation
-    temperature: Temperature
     balance: int
+    k: int
+    gain_fn: GainFn
 
 
-def ranked_gains(scores: Lists, keys: Lists, labels: Lists, gain: ordering.Gain, k: int, how: Relaxed) -> Ranked:
+def ranked_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     """The relaxed gain at each of the first k ranks: the twin of `ordering.ranked_gains`."""
     if how.relaxation is neural_sort:
-        return _neural_gains(scores, keys, labels, gain, k, how)
+        return _in_chunks(partial(_neural_gains, how=how), lists)
     if how.relaxation is soft_sort:
-        gaps = ranked_gaps(scores, keys, how.temperature, keys.shape[-1])
-        gains = ordering.gains_at(labels, gaps.indices, gaps.live, gain)
-        return _weighed(_laplace_band(gaps, k), gains, gaps.live, how.balance)
-    live = keys > -jnp.inf
-    gains = ordering.valid_gains(labels, live, gain)
-    rows = how.relaxation(scores, k=k, where=live, temperature=how.temperature[..., 0])
+        return _in_chunks(partial(_soft_gains, how=how), lists)
+    live = lists.keys > -jnp.inf
+    gains = ordering.valid_gains(lists.labels, live, partial(shifted_gain, how.gain_fn, shift=lists.shift))
+    rows = how.relaxation(lists.scores, k=how.k, where=live, temperature=lists.temperature[..., 0])
     return _weighed(_band.matrix(rows), gains, live, how.balance)
 
 
-def _neural_gains(scores: Lists, keys: Lists, labels: Lists, gain: ordering.Gain, k: int, how: Relaxed) -> Ranked:
-    n = keys.shape[-1]
+def _in_chunks(function: Callable[[JudgedLists], Ranked], lists: JudgedLists) -> Ranked:
+    """A few lists at a time: memory is bounded whatever the batch, and what the way back needs is computed anew, the
+    order apart. A chunk holds every m-th list, so that a batch that is sharded over devices stays where it is.
+    """
+    policy = jax.checkpoint_policies.save_only_these_names(ORDER)
+    function = jax.checkpoint(function, policy=policy, prevent_cse=False)
+    *batch, n = lists.keys.shape
+    if (
+        jax.default_backend() != "cpu"
+        or not all(isinstance(size, int) for size in lists.keys.shape)
+        or prod(batch) * n <= CHUNK
+    ):
+        return function(lists)  # accelerators have the memory, and want the whole batch at once
+    total = prod(batch)
+    chunks = min(total, -(-total * n // CHUNK))
 
-    def of_best(width: int) -> tuple[Ranked, Bool[Array, ""]]:
-        gaps = ranked_gaps(scores, keys, how.temperature, width)
-        gains = ordering.gains_at(labels, gaps.indices, gaps.live, gain)
-        band = _band.tile(gaps, k) if k <= _band.ROWS and width <= 2 * _band.COLUMNS else _band.streamed(gaps, k, n)
-        return _weighed(band, gains, gaps.live, how.balance), any_list(_band.reaches_beyond(gaps, k, n))[0]
+    def split(array: Array) -> Array:
+        flat = jnp.broadcast_to(array, (*batch, array.shape[-1])).reshape(total, -1)
+        flat = jnp.pad(flat, ((0, -total % chunks), (0, 0)), mode="edge")
+        return jnp.moveaxis(flat.reshape(-1, chunks, flat.shape[-1]), 1, 0)
 
-    width = core.min_dim(k + WINDOW, n)
-    gains, uncertain = of_best(width)
-    if width == n:
-        return gains
-    return lax.cond(uncertain, jax.checkpoint(lambda: of_best(n)[0]), lambda: gains)
+    ranked = jnp.moveaxis(lax.map(function, jax.tree.map(split, lists)), 0, 1)
+    return ranked.reshape(-1, ranked.shape[-1])[:total].reshape(*batch, -1)
+
+
+def _best(lists: JudgedLists, width: int, gain_fn: GainFn) -> tuple[Gaps, Lists]:
+    gaps = ranked_gaps(lists.scores, lists.keys, lists.temperature, width)
+    gain = partial(shifted_gain, gain_fn, shift=lists.shift)
+    return gaps, ordering.gains_at(lists.labels, gaps.indices, gaps.live, gain)
+
+
+def _neural_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
+    """From the best few items, and from all of them only if the rest of some list weighs more than rounding."""
+    n = lists.keys.shape[-1]
+    few = core.min_dim(how.k + _window(n), n)
+    gaps, gains = _best(lists, few, how.gain_fn)
+    band = _band.tile(gaps, how.k) if how.k <= _band.ROWS else _band.streamed(gaps, how.k, n)
+    ranked = _weighed(band, gains, gaps.live, how.balance)
+    if few == n:
+        return ranked
+
+    def from_all() -> Ranked:
+        gaps, gains = _best(lists, n, how.gain_fn)
+        return _weighed(_band.streamed(gaps, how.k, n), gains, gaps.live, how.balance)
+
+    uncertain = any_list(_band.reaches_beyond(gaps, how.k, n))[0]
+    return lax.cond(uncertain, from_all, lambda: ranked)
+
+
+def _window(n: int) -> int:
+    """Items beyond the last rank that suffice for normal scores at temperature 1, of lists up to 1e6 long."""
+    return 6 * n.bit_length() if isinstance(n, int) else 96
+
+
+def _soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
+    gaps, gains = _best(lists, lists.keys.shape[-1], how.gain_fn)
+    return _weighed(_laplace_band(gaps, how.k), gains, gaps.live, how.balance)
 
 
 def _laplace_band(gaps: Gaps, k: int) -> Band:
     kernel, live = _laplace.tied_kernel(gaps), gaps.live.astype(gaps.gap.dtype)
 
-    def times(x: Array) -> Array:
-        # One recurrence for all columns of x, which stand on a leading axis.
+    def times(x: Lists) -> tuple[Ranked, Ranked]:
+        # One recurrence for both products, which stand on a leading axis.
         wide = jax.tree.map(lambda array: array[None], kernel)
-        sums = _laplace.around(jnp.moveaxis(x * live[..., None], -1, 0), wide)
-        return jnp.moveaxis(sums[..., :k], 0, -1) * live[..., :k, None]
+        sums = _laplace.sums(jnp.stack([x * live, live]), wide).around[..., :k] * live[None, ..., :k]
+        return sums[0], sums[1]
 
     def transposed_times(r: Ranked) -> Lists:
         padding = [(0, 0)] * (r.ndim - 1) + [(0, live.shape[-1] - k)]
-        return _laplace.around(jnp.pad(r * live[..., :k], padding), _laplace.swapped(kernel)) * live
+        return _laplace.sums(jnp.pad(r * live[..., :k], padding), _laplace.swapped(kernel)).around * live
 
     return Band(times, transposed_times)
 
@@ -323,16 +379,14 @@ def _weighed(band: Band, gains: Lists, live: Mask, balance: int) -> Ranked:
     One sweep normalises the rows, then scales each column to a sum of at most 1. Rows and columns are scaled only, so
     two vectors say all: the matrix stays as it is.
     """
-    column = live.astype(gains.dtype)
     if balance == 0:
-        sums = band.times(jnp.stack([gains, column], axis=-1))
-        return _ratio(sums[..., 0], sums[..., 1])
+        return _ratio(*band.times(gains))
 
     def sweep(column: Lists, _: None) -> tuple[Lists, Ranked]:
-        total = band.times(column[..., None])[..., 0]
+        total, _ = band.times(column)
         row = _ratio(jnp.ones_like(total), total)
         mass = column * band.transposed_times(row)
         return column / jnp.where(mass > 1, mass, 1), row
 
-    column, rows = lax.scan(sweep, column, length=balance)
-    return rows[-1] * band.times((column * gains)[..., None])[..., 0]
+    column, rows = lax.scan(sweep, live.astype(gains.dtype), length=balance)
+    return rows[-1] * band.times(column * gains)[0]

@@ -45,4 +45,4 @@ class Relaxation(Protocol):
     ) -> Float[Array, "*batch k n"]: ...
 
 
-ReduceFn: TypeAlias = Callable[[Float[Array, "..."]], Float[Array, "..."]]
+ReduceFn: TypeAlias = Callable[..., Float[Array, "..."]]  # as jnp.mean: reduce_fn(values, where=mask)

@@ -324,20 +324,23 @@ class ScaledGain(NamedTuple):
     gain: ordering.Gain
     shift: Float[Array, "*batch 1"]
     keys: Float[Array, "*batch n"]  # in the order of the gains; -inf where masked
+    gain_of_key: ordering.Gain
 
 
 def scaled_gain(gain_fn: GainFn, labels: Lists, where: Mask | None) -> ScaledGain:
     """The gain function of each list, scaled by its own largest gain. A NaN among the labels makes every gain NaN."""
-    keys = ordering.rank_keys(labels if is_monotone(gain_fn) else gain_fn(labels), where)
+    monotone = is_monotone(gain_fn)  # then labels are in the order of their gains, and few gains need be computed
+    keys = _arrays.masked(labels if monotone else gain_fn(_arrays.masked(labels, where, 0.0)), where, -jnp.inf)
     peak = keys.max(axis=-1, keepdims=True, initial=-jnp.inf)
     shift = poison(gain_shift(gain_fn, peak), ordering.has_nan(keys))
-    return ScaledGain(lambda some: shifted_gain(gain_fn, some, shift), shift, keys)
+    gain = partial(shifted_gain, gain_fn, shift=shift)
+    return ScaledGain(gain, shift, keys, gain if monotone else partial(jnp.multiply, power_of_two(-shift)))
 
 
 def ideal_gains(weigh: ScaledGain, labels: Lists, k: Cutoffs) -> Ranked:
     """The largest scaled gains of each list, descending, as many as the deepest cutoff reads."""
-    keys, indices = ordering.top_k(weigh.keys, _arrays.depth(k, labels.shape[-1]))
-    return ordering.gains_at(labels, indices, keys > -jnp.inf, weigh.gain)
+    keys = ordering.largest(weigh.keys, _arrays.depth(k, labels.shape[-1]))
+    return ordering.valid_gains(keys, keys > -jnp.inf, weigh.gain_of_key)
 
 
 def discounted(ranked: Ranked, discount_fn: DiscountFn, k: Cutoffs) -> Float[Array, "*batch c"]:

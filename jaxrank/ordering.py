@@ -3,9 +3,11 @@
 Keys are floating-point scores in which what has no rank is -inf: masked slots and items that were not retrieved.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import core, lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
@@ -16,9 +18,6 @@ from jaxrank._typing import Indices, Lists, Mask, Ranked, Size, TieRule
 Gain = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 OneEach = Float[Array, "*#batch 1"]
 
-# Up to this many ranks, tied groups are averaged by comparing all pairs; beyond it by a scatter over groups.
-# Measured on CPU, 1024 x 1000: the two cost the same at about 48 ranks.
-_PAIRWISE_RANKS = 48
 # Columns that a pass over whole lists takes at a time.
 _BLOCK = 256
 
@@ -71,11 +70,119 @@ def has_nan(values: Float[Array, "*batch n"]) -> Bool[Array, "*batch 1"]:
 def top_k(keys: Lists, k: Size) -> tuple[Ranked, Indices]:
     """The k largest keys in descending order, equal ones in input order.
 
-    XLA's fast selection on CPU is a pattern match that a later slice destroys (27 to 77 times slower): the barriers
+    The tricks are for CPU and static sizes, and float32, where they were measured; elsewhere XLA's own selection runs.
+    """
+    n = keys.shape[-1]
+    if keys.dtype != jnp.float32 or not (isinstance(k, int) and isinstance(n, int)):
+        return _plain_top_k(keys, k)
+    # Measured, ms, two steps against one: K=10, 64 x 10 000 0.45 against 0.99, 8 x 100 000 0.26 against 1.20,
+    # 1 x 1 000 000 0.23 against 1.57; K=1, 1024 x 1000 0.55 against 1.49. Nothing is gained at 1024 x 1000, K=10.
+    if n >= 400 * k:
+        on_cpu = partial(_two_step_top_k, k=k, width=32 if n >= 1024 * k else 16)
+    elif 2 * k >= n >= 512:  # there XLA falls back on a sort of floats with a comparator
+        on_cpu = partial(_sorted_top_k, k=k)
+    else:
+        return _plain_top_k(keys, k)
+    return lax.platform_dependent(keys, cpu=on_cpu, default=partial(_plain_top_k, k=k))
+
+
+def _plain_top_k(keys: Lists, k: Size) -> tuple[Ranked, Indices]:
+    """XLA's fast selection on CPU is a pattern match that a later slice destroys (27 to 77 times slower): the barriers
     keep it. They are two, because one around the pair aborts XLA's own decomposition of a sharded selection.
     """
     values, indices = lax.top_k(keys, k)
     return lax.optimization_barrier(values), lax.optimization_barrier(indices)
+
+
+def _two_step_top_k(keys: Lists, k: int, width: int) -> tuple[Ranked, Indices]:
+    """Choose the k groups of largest maximum, then from their items: a long list is read once.
+
+    Exact, ties too: an item outside them has k groups before it, by maximum or, if equal, by index, and each holds an
+    item that precedes it.
+    """
+    *batch, n = keys.shape
+    groups, rest = divmod(n, width)
+    grouped = keys[..., : n - rest].reshape(*batch, groups, width)
+    _, chosen = _plain_top_k(grouped.max(axis=-1), min(k, groups))
+    chosen = lax.sort(chosen)[..., None]  # in index order, so that equal keys stay in input order
+    candidates = jnp.take_along_axis(grouped, chosen, axis=-2).reshape(*batch, -1)
+    places = chosen * width + lax.broadcasted_iota(jnp.int32, (*chosen.shape[:-1], width), chosen.ndim - 1)
+    tail = lax.broadcasted_iota(jnp.int32, (*batch, rest), len(batch)) + (n - rest)
+    values, winners = _plain_top_k(jnp.concatenate([candidates, keys[..., n - rest :]], axis=-1), k)
+    return values, take(jnp.concatenate([places.reshape(*batch, -1), tail], axis=-1), winners)
+
+
+def _sorted_top_k(keys: Lists, k: int) -> tuple[Ranked, Indices]:
+    indices = descending_order(keys)[..., :k]
+    return take(keys, indices), indices
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def largest(values: Lists, k: Size) -> Ranked:
+    """The k largest values in descending order, without saying where they are."""
+    batch_and_n = values.shape
+    static = isinstance(k, int) and all(isinstance(size, int) for size in batch_and_n)
+    if not static or math.prod(batch_and_n) < 8192 or batch_and_n[-1] >= 400 * k:
+        return top_k(values, k)[0]
+    return lax.platform_dependent(values, cpu=partial(_largest_grades, k=k), default=lambda some: top_k(some, k)[0])
+
+
+@largest.defjvp
+def _largest_jvp(k: Size, primals: tuple, tangents: tuple) -> tuple[Ranked, Ranked]:
+    values, indices = top_k(primals[0], k)
+    return values, take(tangents[0], indices)
+
+
+def _largest_grades(values: Lists, k: int) -> Ranked:
+    """Few distinct values, as grades are, need no selection: count each, from the largest down.
+
+    Given up after six values, or as soon as the second shows that nothing repeats. Measured, ms, grades 0 to 4
+    against selection: 1024 x 128, K=10 0.33 against 0.92; 1024 x 1000, K=10 0.59 against 2.31; all 2.5 against 44.
+    """
+    rank = lax.broadcasted_iota(jnp.int32, (1,) * (values.ndim - 1) + (k,), values.ndim - 1)
+
+    def unfinished(state: tuple) -> Bool[Array, ""]:
+        step, _, filled, value = state
+        repeating = (step < 2) | (filled.sum() > step * filled.size)
+        return repeating & (step < 6) & ((filled < k) & (value > -jnp.inf)).any()
+
+    def fill(state: tuple) -> tuple:
+        step, best, filled, value = state
+        count = (values == value).astype(values.dtype).sum(axis=-1, keepdims=True).astype(jnp.int32)
+        below = jnp.where(values < value, values, -jnp.inf).max(axis=-1, keepdims=True)
+        return step + 1, jnp.where(rank >= filled, value, best), filled + count, below
+
+    top = values.max(axis=-1, keepdims=True)
+    nothing = jnp.broadcast_to(jnp.full_like(top, -jnp.inf), (*top.shape[:-1], k))
+    _, best, filled, value = lax.while_loop(unfinished, fill, (0, nothing, jnp.zeros_like(top, jnp.int32), top))
+    best = jnp.where(rank < filled, best, -jnp.inf)
+    done = ((filled >= k) | (value == -jnp.inf)).all()
+    return lax.cond(done, lambda: best, lambda: top_k(values, k)[0])
+
+
+def descending_order(keys: Float[Array, "*batch n"]) -> Int[Array, "*batch n"]:
+    """The stable order of float32 keys, largest first, by a radix sort of integers.
+
+    XLA on CPU sorts one integer operand 5 times faster than floats or pairs. A digit of the key and the position
+    below it fill one integer; two or three sorts, from the lowest digit, order all 32 bits. Measured, ms, against
+    `lax.sort` of (key, index): 1024 x 128 5.6 against 14.5, 1024 x 1000 65 against 201, 1 x 1 000 000 149 against 258.
+    """
+    n = keys.shape[-1]
+    low = max(1, (n - 1).bit_length())
+    position = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
+    bits, order = _descending_bits(keys), None
+    for start in range(0, 32, 32 - low):
+        packed = lax.sort(((bits >> start) << low) | position, is_stable=False)
+        step = (packed & jnp.uint32(2**low - 1)).astype(jnp.int32)
+        order = step if order is None else take(order, step)
+        bits = take(bits, step)
+    return order
+
+
+def _descending_bits(keys: Float[Array, "*batch n"]) -> Shaped[Array, "*batch n"]:
+    """float32 as unsigned integers in the opposite order; -0.0 as 0.0, NaN in either end."""
+    bits = lax.bitcast_convert_type(jnp.where(keys == 0, jnp.zeros_like(keys), keys), jnp.int32)
+    return lax.bitcast_convert_type(jnp.where(bits < 0, bits, jnp.int32(2**31 - 1) - bits), jnp.uint32)
 
 
 def take(values: Shaped[Array, "*#batch n"], indices: Indices) -> Shaped[Array, "*#batch k"]:
@@ -118,10 +225,8 @@ def _average_ties(keys: Lists, labels: Lists, gain: Gain, values: Ranked, gains:
     A mean is taken as one member's gain plus the mean difference from it: a group of equal gains is exact, so that a
     perfect order is exactly 1.
     """
-    k = values.shape[-1]
-    mean = _pairwise_mean if isinstance(k, int) and k <= _PAIRWISE_RANKS else _grouped_mean
     last = _last_group_mean(keys, labels, gain, values[..., -1:], gains[..., -1:])
-    averaged = jnp.where(values == values[..., -1:], last, mean(values, gains))
+    averaged = jnp.where(values == values[..., -1:], last, _group_means(values, gains))
     return jnp.where(values > -jnp.inf, averaged, jnp.zeros_like(averaged))
 
 
@@ -157,13 +262,8 @@ def _sum_over_blocks(term: Callable[[Lists, Lists], Array], keys: Lists, labels:
     return lax.fori_loop(0, n // _BLOCK, add, term(keys[..., rest:], labels[..., rest:]))
 
 
-def _pairwise_mean(values: Ranked, gains: Ranked) -> Ranked:
-    equal = values[..., :, None] == values[..., None, :]
-    difference = jnp.where(equal, gains[..., None, :] - gains[..., :, None], 0)
-    return gains + difference.sum(axis=-1) / jnp.maximum(equal.sum(axis=-1, dtype=jnp.int32), 1).astype(gains.dtype)
-
-
-def _grouped_mean(values: Ranked, gains: Ranked) -> Ranked:
+def _group_means(values: Ranked, gains: Ranked) -> Ranked:
+    """By a scatter over groups: measured on CPU, 0.2 ms at 1024 x 10, where comparing all pairs of ranks takes 0.4."""
     group = jnp.cumsum(_starts(values), axis=-1, dtype=jnp.int32)
     return jnp.vectorize(_mean_by_group, signature="(k),(k)->(k)")(group, gains)
 

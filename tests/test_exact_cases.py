@@ -54,7 +54,12 @@ def plain(case, scores, labels, where):
 
 
 def jitted(case, scores, labels, where):
-    return jax.jit(lambda s, y, w: jaxrank.ndcg_at_k(s, y, where=w, **options(case)))(scores, labels, where)
+    return _jitted(*pad(scores, labels, where), tuple(options(case).items()))
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _jitted(scores, labels, where, static):
+    return jaxrank.ndcg_at_k(scores, labels, where=where, **dict(static))
 
 
 def padded(case, scores, labels, where):

@@ -91,8 +91,9 @@ def test_other_platforms_take_the_plain_selection(platform):
     assert exported.mlir_module().count("top_k") and "reduce" not in exported.mlir_module()
 
 
-def test_nan_of_either_sign_is_found():
-    values = np.ones((6, 40), np.float32)
+@pytest.mark.parametrize("n", [40, 4000])
+def test_nan_of_either_sign_is_found(n):
+    values = np.ones((6, n), np.float32)
     values[1, 3], values[2, 39] = np.nan, np.copysign(np.float32(np.nan), -1)
     values[3, :2], values[4, 5], values[5] = [np.inf, -np.inf], np.inf, 3e38  # sums that are not finite, and no NaN
     np.testing.assert_array_equal(ordering.has_nan(jnp.asarray(values))[:, 0], np.isnan(values).any(-1))

@@ -21,6 +21,7 @@ from jaxrank.data.letor import read_letor
 from jaxrank.data.synthetic import generated_splits
 from jaxrank.plots import learning_curve
 from jaxrank.training import (
+    LOSSES,
     TrainState,
     apply_mlp,
     best_feature,
@@ -46,6 +47,7 @@ class Loss(StrEnum):
 
     SMOOTH = "smooth"
     SOFT = "soft"
+    NEURAL = "neural"
     APPROX = "approx"
     LAPLACE = "laplace"
     LAMBDA = "lambda"
@@ -78,6 +80,8 @@ def train(
         raise typer.BadParameter("--resume goes on from a checkpoint; give the directory that holds it by --out")
     if temperature is not None and not temperature > 0:
         raise typer.BadParameter(f"--temperature is {temperature:g}; expected a number above 0")
+    if temperature is not None and "temperature" not in LOSSES[loss][1]:
+        raise typer.BadParameter(f"--loss {loss} has no --temperature; leave it out")
     splits = read_splits([train, valid, test], group or [], seed)
     options = {"loss": loss.value, "k": k, "temperature": temperature, "seed": seed}
     try:

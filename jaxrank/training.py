@@ -4,7 +4,7 @@ Everything an epoch needs is in `TrainState` and the seed: epoch e shuffles by (
 after any epoch goes on to the same final figures.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -15,13 +15,42 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
 
 from jaxrank._arrays import check_option
+from jaxrank._network import Standardiser, apply_mlp, features_of, fit_standardiser, init_mlp
 from jaxrank.data import RankingLists
 from jaxrank.data.batching import Batch, padded_batches
+from jaxrank.losses import approx_ndcg_loss, lambda_ndcg_loss, smooth_ndcg_loss
 from jaxrank.metrics import ndcg_at_k
+from jaxrank.relaxations import neural_sort, soft_sort
+
+__all__ = [
+    "BATCH_SIZE",
+    "LEARNING_RATE",
+    "LOSSES",
+    "Apply",
+    "LossFn",
+    "Standardiser",
+    "TrainState",
+    "apply_mlp",
+    "best_feature",
+    "default_optimiser",
+    "evaluate",
+    "features_of",
+    "finished",
+    "fit",
+    "fit_standardiser",
+    "init_mlp",
+    "init_state",
+    "mse_loss",
+    "named_loss",
+    "ndcg_by_list",
+    "predict",
+    "softmax_loss",
+    "take_lists",
+    "train_step",
+]
 
 BATCH_SIZE = 32
 LEARNING_RATE = 3e-3
-LOSSES = ("smooth", "soft", "approx", "laplace", "lambda", "softmax", "mse")
 MAX_PADDING = 0.4  # every shape is compiled once, which costs more than some empty slots
 EVALUATION_NUMBERS = 1 << 24  # feature values in a batch that is only scored
 
@@ -230,13 +259,6 @@ def best_feature(lists: RankingLists, k: int | None) -> tuple[int, int]:
     return int(feature), 1 - 2 * int(sign)
 
 
-def features_of(lists: RankingLists, name: str = "a file") -> Float32[np.ndarray, "rows f"]:
-    """The features, which training cannot do without."""
-    if lists.features is None:
-        raise ValueError(f"{name} has no features; read a file that has them, or give RankingLists(features=...)")
-    return lists.features
-
-
 def take_lists(lists: RankingLists, chosen: Int[np.ndarray, " chosen"]) -> RankingLists:
     """Some of the lists, in the order of `chosen`."""
     lengths, starts = lists.lengths[chosen], lists.offsets[chosen]
@@ -255,16 +277,46 @@ def _check_lists(**parts: RankingLists) -> None:
 # -------------------------------------------------------------------------------------------------------- the losses
 
 
+@cache
 def named_loss(name: str, *, k: int | None = 10, temperature: float | None = None) -> LossFn:
-    """A loss of the command line, with the settings that worked best (`tests/benchmarks/learning.py`)."""
-    check_option("name", name, LOSSES)
-    return {"softmax": softmax_loss, "mse": mse_loss}[name]
+    """A loss of the command line, averaged over the lists that have something relevant.
+
+    Args:
+      name: one of `LOSSES`. "smooth" is what ranked best in `tests/benchmarks/learning.py`: smooth NDCG by SoftSort at
+        temperature 4. A high temperature keeps a gradient for items far below the cutoff, and scores grow into it.
+      k: cutoff.
+      temperature: None for the loss's own.
+
+    Returns:
+      `(scores, labels, *, where) -> scalar`, the same object for the same arguments, so that steps compile once.
+
+    Raises:
+      ValueError: an unknown name, or a temperature for a loss that has none.
+
+    Example:
+      >>> loss_fn = named_loss("smooth", k=3)
+      >>> scores, where = jnp.zeros((1, 3)), jnp.ones((1, 3), bool)
+      >>> loss_fn(scores, jnp.array([[0.0, 1.0, 3.0]]), where=where)
+      Array(0.258..., dtype=float32)
+    """
+    check_option("name", name, tuple(LOSSES))
+    loss_fn, options = LOSSES[name]
+    if "temperature" in options:
+        options = options | {"k": k} | ({} if temperature is None else {"temperature": temperature})
+    elif temperature is not None:
+        raise ValueError(f"temperature is {temperature}, but the loss {name!r} has none; leave it out")
+
+    def loss(scores, labels, *, where):
+        relevant = jnp.any(where & (labels > 0), -1, keepdims=True)
+        return loss_fn(scores, labels, where=where & relevant, **options)
+
+    return loss
 
 
 def softmax_loss(
     scores: Float[Array, "b n"], labels: Float[Array, "b n"], *, where: Bool[Array, "b n"]
 ) -> Float[Array, ""]:
-    """Listwise softmax cross entropy (ListNet): the mean over lists with something relevant, for comparison."""
+    """Listwise softmax cross entropy with the grades, scaled to sum to 1, as the target; for comparison."""
     total = labels.sum(-1, keepdims=True, where=where)
     targets = jnp.where(where, labels, 0) / jnp.where(total > 0, total, 1)
     logs = jnp.where(where, jax.nn.log_softmax(scores, where=where), 0)
@@ -282,77 +334,14 @@ def _mean_of(values: Float[Array, "*shape"], where: Bool[Array, "*shape"]) -> Fl
     return jnp.where(where, values, 0).sum() / jnp.maximum(where.sum(dtype=values.dtype), 1)
 
 
-# ------------------------------------------------------------------------------------------------------ the network
-
-
-def init_mlp(key: Array, features: int, hidden: Sequence[int] = (64, 32)) -> PyTree:
-    """Weights of a ReLU network with one output.
-
-    The last layer is small and random: from zero scores, which tie, the gradient of NeuralSort says little, and large
-    first scores are as if the temperature were too low.
-
-    Args:
-      key: a `jax.random.key`.
-      features: features of a document.
-      hidden: widths of the hidden layers.
-
-    Returns:
-      A list of layers, each `{"weight": [in, out], "bias": [out]}`.
-
-    Example:
-      >>> [layer["weight"].shape for layer in init_mlp(jax.random.key(0), 24)]
-      [(24, 64), (64, 32), (32, 1)]
-    """
-    sizes = [features, *hidden, 1]
-    keys = jax.random.split(key, len(sizes) - 1)
-    scales = [2.0**0.5] * len(hidden) + [0.1]
-    return [
-        {"weight": jax.random.normal(key, (m, n)) * (scale / m**0.5), "bias": jnp.zeros(n)}
-        for key, m, n, scale in zip(keys, sizes[:-1], sizes[1:], scales, strict=True)
-    ]
-
-
-def apply_mlp(params: PyTree, features: Float[Array, "*batch f"]) -> Float[Array, "*batch"]:
-    """Scores of documents, `[..., f] -> [...]`, by the network that `init_mlp` makes."""
-    x = features
-    for i, layer in enumerate(params):
-        x = jnp.dot(x if i == 0 else jax.nn.relu(x), layer["weight"])
-        x += jnp.broadcast_to(layer["bias"], x.shape)
-    return x.squeeze(-1)
-
-
-class Standardiser(NamedTuple):
-    """Feature by feature: `log1p` where skewed, less `shift`, times `scale`; a constant feature becomes 0."""
-
-    skewed: Bool[np.ndarray, " f"]
-    shift: Float32[np.ndarray, " f"]
-    scale: Float32[np.ndarray, " f"]
-
-    def __call__(self, lists: RankingLists) -> RankingLists:
-        """The lists with standardised features."""
-        return replace(lists, features=self.transform(features_of(lists)))
-
-    def transform(self, features: Float32[np.ndarray, "rows f"]) -> Float32[np.ndarray, "rows f"]:
-        logs = np.log1p(np.maximum(features, 0), where=self.skewed, out=features.copy())
-        return (logs - self.shift) * self.scale
-
-
-def fit_standardiser(features: Float32[np.ndarray, "rows f"]) -> Standardiser:
-    """Measures the training set's features; one with a long upper tail, and never negative, is skewed.
-
-    Example:
-      >>> fit_standardiser(np.array([[1, 0], [2, 0], [1000, 0]], np.float32)).skewed.tolist()
-      [True, False]
-    """
-    logs = np.log1p(np.maximum(features, 0))
-    skewed = (features.min(0) >= 0) & (_skewness(features) > 1) & (_skewness(logs) < _skewness(features))
-    values = np.where(skewed, logs, features)
-    spread = values.std(0, dtype=np.float64)
-    scale = np.divide(1, spread, where=spread > 0, out=np.zeros_like(spread))
-    return Standardiser(skewed, values.mean(0, dtype=np.float64).astype(np.float32), scale.astype(np.float32))
-
-
-def _skewness(values: Float32[np.ndarray, "rows f"]) -> Float[np.ndarray, " f"]:
-    centred = values - values.mean(0, dtype=np.float64)
-    spread = np.sqrt((centred**2).mean(0))
-    return np.divide((centred**3).mean(0), spread**3, where=spread > 0, out=np.zeros_like(spread))
+# By name, with the settings that worked best in `tests/benchmarks/learning.py`.
+LOSSES: dict[str, tuple[Callable[..., Array], dict[str, Any]]] = {
+    "smooth": (smooth_ndcg_loss, {"relaxation": soft_sort, "temperature": 4.0}),
+    "soft": (smooth_ndcg_loss, {"relaxation": soft_sort, "temperature": 1.0}),
+    "neural": (smooth_ndcg_loss, {"relaxation": neural_sort, "temperature": 1.0, "balance": 5}),
+    "approx": (approx_ndcg_loss, {"temperature": 0.3}),
+    "laplace": (approx_ndcg_loss, {"temperature": 0.3, "kernel": "laplace"}),
+    "lambda": (lambda_ndcg_loss, {"temperature": 1.0}),
+    "softmax": (softmax_loss, {}),
+    "mse": (mse_loss, {}),
+}

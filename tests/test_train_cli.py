@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrank import _checkpoints, cli
+from jaxrank import _checkpoints, _train_command, cli, training
 from jaxrank.data import DataError, read_letor
 from jaxrank.data.synthetic import generated_splits
 
@@ -73,6 +73,21 @@ def report(out):
 
 
 # --------------------------------------------------------------------------------------------------- what comes out
+
+
+def test_options_name_every_loss():
+    assert [str(loss) for loss in _train_command.Loss] == list(training.LOSSES)
+
+
+@pytest.mark.parametrize("loss", list(training.LOSSES))
+def test_every_loss_learns(loss):
+    """On the generated set, from one seed to another, in a few epochs."""
+    lists = generated_splits(queries=(60, 30, 30), features=8)
+    splits = _train_command.Splits(**lists, tested="generated")
+    options = {"loss": loss, "k": 10, "temperature": None, "seed": 0}
+    figures = list(_train_command.compared(splits, _train_command.run(splits, options, 5, None, False), 10).values())
+    trained, _, untrained = (values.mean(0)[-1] for values in figures)
+    assert trained > untrained + 0.08
 
 
 def test_table_shows_the_model_and_what_it_must_beat(arguments, files, capsys):
@@ -266,6 +281,7 @@ def test_a_run_is_not_overwritten(arguments, tmp_path, no_training, capsys):
         (["--train", "missing"], "missing: No such file or directory"),
         (["--loss", "sofmax"], "'sofmax' is not one of"),
         (["-k", "0"], "greater than or equal to 1"),
+        (["--temperature", "1"], "--loss softmax has no --temperature; leave it out"),
         (["--temperature", "0"], "--temperature is 0; expected a number above 0"),
     ],
 )

@@ -188,7 +188,7 @@ def test_taken_lists_keep_their_rows(splits):
     assert taken.queries == tuple(lists.queries[i] for i in chosen)
     for i, j in enumerate(chosen):
         rows, wanted = (slice(x.offsets[n], x.offsets[n + 1]) for x, n in ((taken, i), (lists, j)))
-        np.testing.assert_array_equal(taken.features[rows], lists.features[wanted])
+        np.testing.assert_array_equal(training.features_of(taken)[rows], training.features_of(lists)[wanted])
         np.testing.assert_array_equal(taken.labels[rows], lists.labels[wanted])
 
 
@@ -227,7 +227,7 @@ def test_softmax_loss_by_hand():
     np.testing.assert_allclose(softmax_loss(scores, labels, where=where), log_z - (1 * 1 + 3 * 2) / 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["softmax", "mse"])
+@pytest.mark.parametrize("name", list(training.LOSSES))
 def test_lists_that_only_fill_up_change_no_loss(name):
     loss_fn = training.named_loss(name)
     scores, labels, where = jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0]]), jnp.ones((1, 2), bool)
@@ -236,3 +236,24 @@ def test_lists_that_only_fill_up_change_no_loss(name):
     value, grad = jax.value_and_grad(lambda s: loss_fn(s, padded[1], where=padded[2]))(padded[0])
     np.testing.assert_allclose(value, loss_fn(scores.at[0, 0].set(3.0), labels, where=where), rtol=1e-6)
     assert (grad[~padded[2]] == 0).all()
+
+
+@pytest.mark.parametrize("name", list(training.LOSSES))
+def test_lists_with_nothing_relevant_count_in_no_mean(name):
+    scores, labels, where = (
+        jnp.array([[1.0, 2.0], [5.0, 3.0]]),
+        jnp.array([[1.0, 0.0], [0.0, 0.0]]),
+        jnp.ones((2, 2), bool),
+    )
+    loss_fn = training.named_loss(name)
+    np.testing.assert_allclose(loss_fn(scores, labels, where=where), loss_fn(scores[:1], labels[:1], where=where[:1]))
+
+
+def test_unknown_loss_gets_the_nearest_name():
+    with pytest.raises(ValueError, match=r"got 'sofmax'\. Did you mean 'softmax'"):
+        training.named_loss("sofmax")
+
+
+def test_a_temperature_for_a_loss_without_one_is_refused():
+    with pytest.raises(ValueError, match=r"temperature is 1\.0, but the loss 'mse' has none"):
+        training.named_loss("mse", temperature=1.0)

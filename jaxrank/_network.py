@@ -75,7 +75,7 @@ def fit_standardiser(features: Float32[np.ndarray, "rows f"]) -> Standardiser:
     """Measures the training set's features; one with a long upper tail, and never negative, is skewed.
 
     Example:
-      >>> fit_standardiser(np.array([[1, 0], [2, 0], [1000, 0]], np.float32)).skewed.tolist()
+      >>> fit_standardiser(np.array([[1, 0], [2, 0], [3, 0], [1000, 0]], np.float32)).skewed.tolist()
       [True, False]
     """
     logs = np.log1p(np.maximum(features, 0))

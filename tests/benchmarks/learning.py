@@ -36,7 +36,7 @@ from jaxrank.training import (
 )
 
 FOLDER = pathlib.Path(__file__).parents[3] / "shared" / "data" / "lightgbm_rank"
-BASELINE = "softmax"
+BASELINE, LIGHTGBM = "softmax", "lightgbm"
 LAMBDAMART = {  # as the example's train.conf
     "objective": "lambdarank",
     "metric": "ndcg",
@@ -175,30 +175,37 @@ def _dataset(lists: RankingLists) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--losses", default=",".join([*LOSSES, "lightgbm"]))
+    parser.add_argument("--losses", default=",".join([*LOSSES, LIGHTGBM]))
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=60)
     options = parser.parse_args()
     lists = merged()
     runs, arrays = deal(len(lists), options.folds, options.seeds), padded(lists)
-    names = options.losses.split(",")
+
+    def tested(name: str) -> np.ndarray:
+        if name == LIGHTGBM:
+            return lightgbm(lists, runs)
+        return by_query(train_all(named_loss(name), arrays, runs, options.epochs), runs, len(lists))
+
+    print("| loss | NDCG@5 | less softmax | NDCG@10 | less softmax | seconds |\n|---|---|---|---|---|---|", flush=True)
     found = {}
-    for name in [BASELINE, *(name for name in names if name != BASELINE)]:
+    for name in dict.fromkeys([BASELINE, *options.losses.split(",")]):
         start = time.perf_counter()
-        if name == "lightgbm":
-            found[name] = lightgbm(lists, runs)
-        else:
-            found[name] = by_query(train_all(named_loss(name), arrays, runs, options.epochs), runs, len(lists))
-        print(row(name, found[name], found[BASELINE]), f"{time.perf_counter() - start:6.0f} s", flush=True)
+        found[name] = tested(name)
+        cells = [cell for i in (0, 1) for cell in (f"{found[name][:, i].mean():.4f}", paired(found, name, BASELINE, i))]
+        print("| " + " | ".join([name, *cells, f"{time.perf_counter() - start:.0f}"]) + " |", flush=True)
+    if {"smooth", LIGHTGBM} <= set(found):
+        print(f"\nsmooth less {LIGHTGBM}, NDCG@10: {paired(found, 'smooth', LIGHTGBM, 1)}")
 
 
-def row(name: str, values: np.ndarray, baseline: np.ndarray) -> str:
-    means = values.mean(0)
-    difference = values - baseline
-    error = difference.std(0, ddof=1) / len(values) ** 0.5
-    cells = [f"{mean:.4f} {d:+.4f} ± {e:.4f}" for mean, d, e in zip(means, difference.mean(0), error, strict=True)]
-    return f"{name:<10}" + "   ".join(cells)
+def paired(found: dict[str, np.ndarray], name: str, other: str, cutoff: int) -> str:
+    """Mean difference over queries, its standard error, and t."""
+    if name == other:
+        return ""
+    difference = found[name][:, cutoff] - found[other][:, cutoff]
+    mean, error = difference.mean(), difference.std(ddof=1) / len(difference) ** 0.5
+    return f"{mean:+.4f} ± {error:.4f} (t = {mean / error:.1f})"
 
 
 if __name__ == "__main__":

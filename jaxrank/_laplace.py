@@ -6,89 +6,82 @@ each item is a first-order linear recurrence.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from jaxrank._gaps import Gaps, tie_starts, tied_groups
-from jaxrank._typing import Indices, Lists
+from jaxrank._gaps import Gaps, any_list, tie_starts, tied_groups
+from jaxrank._typing import Indices, Lists, Mask
+
+
+def sums_beside(x: Lists, gap: Lists) -> tuple[Lists, Lists]:
+    """`sum_j exp(-|s_i - s_j| / t) x_j` over the items j before each item i in the order, and over those after it."""
+    following = jnp.concatenate([gap[..., 1:], jnp.zeros_like(gap[..., :1])], axis=-1)
+    return _recurrence(x, gap), jnp.flip(_recurrence(jnp.flip(x, -1), jnp.flip(following, -1)), -1)
 
 
 class Kernel(NamedTuple):
-    """Values come from the gaps, derivatives from the positions: those of the items summed, and of the places they
-    are summed at. The two differ in a tied group, which moves as one place in the order but not as one item.
+    """The kernel between the places of a sorted list and its items, which differ where scores are tied.
+
+    A place moves with the mean of the items tied there, and has no derivative by any one of them: the derivative of
+    |x| at 0 is 0. So the sums before and after a place stop at its group, and three distances inside the group, all
+    of them 0, bring in the derivatives.
     """
 
     gap: Lists
-    items: Lists
-    places: Lists
-    first: Indices | None  # the tied group of each position, whose items are neither before nor after it;
-    last: Indices | None  # None: the order decides
+    starts: Mask
+    first: Indices
+    last: Indices
+    from_first: Lists  # (s_first - s_item) / t
+    to_last: Lists  # (s_item - s_last) / t
+    to_place: Lists  # (s_place - s_item) / t
 
 
 def kernel(gaps: Gaps) -> Kernel:
-    position = -jnp.cumsum(gaps.gap, axis=-1)
-    return Kernel(lax.stop_gradient(gaps.gap), position, position, None, None)
+    starts = tie_starts(gaps)
+    first, last = tied_groups(starts)
+    item = -jnp.cumsum(gaps.gap, axis=-1)
+    total = jnp.cumsum(item, axis=-1)
+    mean = (_take(total, last) - _take(total - item, first)) / (last - first + 1).astype(total.dtype)
+    to_place = jnp.where(first == last, 0, mean - item)
+    zeros = _zero(_take(item, first) - item), _zero(item - _take(item, last)), _zero(to_place)
+    return Kernel(gaps.gap, starts, first, last, *zeros)
 
 
-def tied_kernel(gaps: Gaps) -> Kernel:
-    """The derivative of |x| at 0 is 0: items tied with a place have none by it, and the place is their mean."""
-    plain = kernel(gaps)
-    first, last = tied_groups(tie_starts(gaps))
-    total = jnp.cumsum(plain.items, axis=-1)
-    take = jnp.take_along_axis
-    group = take(total, last, axis=-1) - take(total - plain.items, first, axis=-1)
-    mean = group / (last - first + 1).astype(total.dtype)
-    return plain._replace(places=jnp.where(first == last, plain.items, mean), first=first, last=last)
+def _take(array: Array, indices: Indices) -> Array:
+    return jnp.take_along_axis(array, indices, axis=-1)
 
 
-def swapped(kernel: Kernel) -> Kernel:
-    """The transposed kernel."""
-    return kernel._replace(items=kernel.places, places=kernel.items)
+def _zero(distance: Lists) -> Lists:
+    """0 with the derivative of `distance`, which is 0 but for rounding."""
+    return distance - lax.stop_gradient(distance)
 
 
-class Sums(NamedTuple):
-    """`sum_j exp(-|items_j - places_i|) x_j` over all items j, and over those before and after place i."""
-
-    around: Lists
-    before: Lists
-    after: Lists
-
-
-@jax.custom_jvp
-def sums(x: Lists, kernel: Kernel) -> Sums:
-    before = _recurrence(x, kernel.gap)
-    following = jnp.concatenate([kernel.gap[..., 1:], jnp.zeros_like(kernel.gap[..., :1])], axis=-1)
-    after = jnp.flip(_recurrence(jnp.flip(x, -1), jnp.flip(following, -1)), -1)
-    around = before + x + after
-    if kernel.first is None or kernel.last is None:
-        return Sums(around, before, after)
-    take = jnp.take_along_axis
-    return Sums(around, take(before, kernel.first, axis=-1), take(after, kernel.last, axis=-1))
+def times(kernel: Kernel, x: Lists) -> Lists:
+    """`sum_j exp(-|place_i - item_j| / t) x_j`."""
+    before, after = sums_beside(x, kernel.gap)
+    before = _take(before, kernel.first) * jnp.exp(kernel.to_place - kernel.from_first)
+    after = _take(after, kernel.last) * jnp.exp(-kernel.to_place - kernel.to_last)
+    return before + _group_sums(kernel, x) + after
 
 
-def _sums_jvp(primals, tangents):
-    (x, kernel), (x_tangent, moved) = primals, tangents
-    at = sums(x, kernel)
-    by_items = sums(x * _tangent(moved.items), kernel)
-    by_places = jax.tree.map(lambda total: total * _tangent(moved.places), at)
-    tangent = Sums(
-        by_places.before - by_places.after + by_items.after - by_items.before,
-        by_places.before - by_items.before,
-        by_items.after - by_places.after,
-    )
-    if isinstance(x_tangent, SymbolicZero):
-        return at, tangent
-    return at, jax.tree.map(jnp.add, tangent, sums(x_tangent, kernel))
+def transposed_times(kernel: Kernel, x: Lists) -> Lists:
+    """`sum_i exp(-|place_i - item_j| / t) x_i`."""
+    before, _ = sums_beside(x * jnp.exp(-kernel.to_place), kernel.gap)
+    _, after = sums_beside(x * jnp.exp(kernel.to_place), kernel.gap)
+    before = _take(before, kernel.first) * jnp.exp(-kernel.from_first)
+    after = _take(after, kernel.last) * jnp.exp(-kernel.to_last)
+    return before + _group_sums(kernel, x) + after
 
 
-sums.defjvp(_sums_jvp, symbolic_zeros=True)
+def _group_sums(kernel: Kernel, x: Lists) -> Lists:
+    """The sum over each item's tied group."""
 
+    def sums(x: Lists) -> Lists:
+        before, after = sums_beside(x, jnp.where(kernel.starts, jnp.inf, jnp.zeros_like(kernel.gap)))
+        return before + x + after
 
-def _tangent(tangent: Array | SymbolicZero) -> Array:
-    return jnp.zeros(tangent.shape, tangent.dtype) if isinstance(tangent, SymbolicZero) else tangent
+    return lax.cond(any_list(~kernel.starts).any(), sums, lambda x: x, x)
 
 
 def _recurrence(x: Lists, gap: Lists) -> Lists:

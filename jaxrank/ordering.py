@@ -176,12 +176,11 @@ def descending_order(keys: Float[Array, "*batch n"]) -> Int[Array, "*batch n"]:
     n = keys.shape[-1]
     low = max(1, (n - 1).bit_length())
     position = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
-    bits, order = _descending_bits(keys), None
+    bits, order = _descending_bits(keys), position.astype(jnp.int32)
     for start in range(0, 32, 32 - low):
         packed = lax.sort(((bits >> start) << low) | position, is_stable=False)
         step = (packed & jnp.uint32(2**low - 1)).astype(jnp.int32)
-        order = step if order is None else take(order, step)
-        bits = take(bits, step)
+        bits, order = take(bits, step), take(order, step)
     return order
 
 

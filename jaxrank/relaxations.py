@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrank import _arrays, _band, _laplace, ordering
 from jaxrank._band import Band
-from jaxrank._gaps import ORDER, Gaps, any_list, positive, ranked_gaps, scaled
+from jaxrank._gaps import KEPT, Gaps, any_list, positive, ranked_gaps, scaled
 from jaxrank._typing import ArrayLike, GainFn, Indices, Lists, Mask, Ranked, Relaxation
 from jaxrank.gains import shifted_gain
 
@@ -25,7 +25,7 @@ Temperature = Float[Array, "*#batch 1"]
 Rows = Float[Array, "*batch k n"]
 
 KERNELS = ("logistic", "laplace")
-CHUNK = 2**15  # scores that are ranked together on CPU
+CHUNK = 2**14  # scores that are ranked together on CPU
 BLOCK = 16  # items that are compared with all others at once
 
 
@@ -244,10 +244,10 @@ def kernel_ranks(scores: Lists, keys: Lists, temperature: Temperature, kernel: s
 
 def _laplace_ranks(scores: Lists, keys: Lists, temperature: Temperature) -> Lists:
     gaps = ranked_gaps(scores, keys, temperature, keys.shape[-1])
-    kernel, live = _laplace.kernel(gaps), gaps.live.astype(gaps.gap.dtype)
+    live = gaps.live.astype(gaps.gap.dtype)
+    before, after = _laplace.sums_beside(live, gaps.gap)
     position = lax.broadcasted_iota(jnp.int32, live.shape, live.ndim - 1).astype(live.dtype)
-    sums = _laplace.sums(live, kernel)
-    ranks = 1 + position + (sums.after - sums.before) / 2
+    ranks = 1 + position + (after - before) / 2
     return ordering.take(ranks, _inverse(gaps.indices))
 
 
@@ -289,7 +289,7 @@ class Relaxed(NamedTuple):
 def ranked_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     """The relaxed gain at each of the first k ranks: the twin of `ordering.ranked_gains`."""
     if how.relaxation is neural_sort:
-        return _in_chunks(partial(_neural_gains, how=how), lists)
+        return _neural_gains(lists, how)
     if how.relaxation is soft_sort:
         return _in_chunks(partial(_soft_gains, how=how), lists)
     live = lists.keys > -jnp.inf
@@ -299,27 +299,25 @@ def ranked_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
 
 
 def _in_chunks(function: Callable[[JudgedLists], Ranked], lists: JudgedLists) -> Ranked:
-    """A few lists at a time: memory is bounded whatever the batch, and what the way back needs is computed anew, the
-    order apart. A chunk holds every m-th list, so that a batch that is sharded over devices stays where it is.
+    """A few lists at a time, so that memory is bounded whatever the batch. What the way back needs is computed anew,
+    the order apart.
     """
-    policy = jax.checkpoint_policies.save_only_these_names(ORDER)
+    policy = jax.checkpoint_policies.save_only_these_names(KEPT)
     function = jax.checkpoint(function, policy=policy, prevent_cse=False)
     *batch, n = lists.keys.shape
-    if (
-        jax.default_backend() != "cpu"
-        or not all(isinstance(size, int) for size in lists.keys.shape)
-        or prod(batch) * n <= CHUNK
-    ):
+    if jax.default_backend() != "cpu" or not all(isinstance(size, int) for size in lists.keys.shape):
         return function(lists)  # accelerators have the memory, and want the whole batch at once
     total = prod(batch)
     chunks = min(total, -(-total * n // CHUNK))
+    if chunks <= 1:
+        return function(lists)
 
     def split(array: Array) -> Array:
         flat = jnp.broadcast_to(array, (*batch, array.shape[-1])).reshape(total, -1)
         flat = jnp.pad(flat, ((0, -total % chunks), (0, 0)), mode="edge")
-        return jnp.moveaxis(flat.reshape(-1, chunks, flat.shape[-1]), 1, 0)
+        return flat.reshape(chunks, -1, flat.shape[-1])
 
-    ranked = jnp.moveaxis(lax.map(function, jax.tree.map(split, lists)), 0, 1)
+    ranked = lax.map(function, jax.tree.map(split, lists))
     return ranked.reshape(-1, ranked.shape[-1])[:total].reshape(*batch, -1)
 
 
@@ -334,22 +332,22 @@ def _neural_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     n = lists.keys.shape[-1]
     few = core.min_dim(how.k + _window(n), n)
     gaps, gains = _best(lists, few, how.gain_fn)
-    band = _band.tile(gaps, how.k) if how.k <= _band.ROWS else _band.streamed(gaps, how.k, n)
-    ranked = _weighed(band, gains, gaps.live, how.balance)
+    ranked = _weighed(_band.band(gaps, how.k, n), gains, gaps.live, how.balance)
     if few == n:
         return ranked
-
-    def from_all() -> Ranked:
-        gaps, gains = _best(lists, n, how.gain_fn)
-        return _weighed(_band.streamed(gaps, how.k, n), gains, gaps.live, how.balance)
-
     uncertain = any_list(_band.reaches_beyond(gaps, how.k, n))[0]
-    return lax.cond(uncertain, from_all, lambda: ranked)
+    return lax.cond(uncertain, lambda: _in_chunks(partial(_neural_gains_of_all, how=how), lists), lambda: ranked)
+
+
+def _neural_gains_of_all(lists: JudgedLists, how: Relaxed) -> Ranked:
+    n = lists.keys.shape[-1]
+    gaps, gains = _best(lists, n, how.gain_fn)
+    return _weighed(_band.band(gaps, how.k, n), gains, gaps.live, how.balance)
 
 
 def _window(n: int) -> int:
     """Items beyond the last rank that suffice for normal scores at temperature 1, of lists up to 1e6 long."""
-    return 6 * n.bit_length() if isinstance(n, int) else 96
+    return 11 * n.bit_length() // 2 if isinstance(n, int) else 96
 
 
 def _soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
@@ -358,17 +356,17 @@ def _soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
 
 
 def _laplace_band(gaps: Gaps, k: int) -> Band:
-    kernel, live = _laplace.tied_kernel(gaps), gaps.live.astype(gaps.gap.dtype)
+    kernel, live = _laplace.kernel(gaps), gaps.live.astype(gaps.gap.dtype)
 
     def times(x: Lists) -> tuple[Ranked, Ranked]:
         # One recurrence for both products, which stand on a leading axis.
         wide = jax.tree.map(lambda array: array[None], kernel)
-        sums = _laplace.sums(jnp.stack([x * live, live]), wide).around[..., :k] * live[None, ..., :k]
+        sums = _laplace.times(wide, jnp.stack([x * live, live]))[..., :k] * live[None, ..., :k]
         return sums[0], sums[1]
 
     def transposed_times(r: Ranked) -> Lists:
         padding = [(0, 0)] * (r.ndim - 1) + [(0, live.shape[-1] - k)]
-        return _laplace.sums(jnp.pad(r * live[..., :k], padding), _laplace.swapped(kernel)).around * live
+        return _laplace.transposed_times(kernel, jnp.pad(r * live[..., :k], padding)) * live
 
     return Band(times, transposed_times)
 
@@ -383,7 +381,7 @@ def _weighed(band: Band, gains: Lists, live: Mask, balance: int) -> Ranked:
         return _ratio(*band.times(gains))
 
     def sweep(column: Lists, _: None) -> tuple[Lists, Ranked]:
-        total, _ = band.times(column)
+        total = band.times(column)[0]
         row = _ratio(jnp.ones_like(total), total)
         mass = column * band.transposed_times(row)
         return column / jnp.where(mass > 1, mass, 1), row

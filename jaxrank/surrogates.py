@@ -319,7 +319,7 @@ def _soft_rank_dcg(lists: SmoothLists, k: Cutoffs, kernel: str, softness: Array,
     terms = gains * discount_fn(ranks)
     if k is None:
         return terms.sum(axis=-1, keepdims=True)
-    cutoffs = k if isinstance(k, tuple) else (k,)
+    cutoffs: tuple = k if isinstance(k, tuple) else (k,)
     inside = (jax.nn.sigmoid((cutoff + 0.5 - ranks) / softness) for cutoff in cutoffs)
     return jnp.stack([(terms * share).sum(axis=-1) for share in inside], axis=-1)
 

@@ -1,0 +1,656 @@
+"""Smooth NDCG: golden cases, the textbook matrices, the limit of low temperature, and the twelve traps."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+import jaxrank
+from jaxrank import neural_sort, smooth_dcg_at_k, smooth_ndcg_at_k, soft_sort
+
+CASES = json.loads((pathlib.Path(__file__).parent / "smooth.json").read_text())
+RELAXATIONS = {"neural_sort": neural_sort, "soft_sort": soft_sort}
+both = pytest.mark.parametrize("relaxation", RELAXATIONS.values(), ids=RELAXATIONS.keys())
+
+
+@functools.partial(jax.jit, static_argnames=("k", "relaxation", "balance"))
+def value_and_gradient(scores, labels, where=None, temperature=1.0, *, k=None, relaxation=neural_sort, balance=0):
+    """Values of a batch of lists, or of one, and the gradient of each list's value."""
+
+    def total(scores):
+        options = {"where": where, "temperature": temperature, "relaxation": relaxation, "balance": balance}
+        values = smooth_ndcg_at_k(scores, labels, k, **options)
+        return values.sum(), values
+
+    gradient, values = jax.grad(total, has_aux=True)(scores)
+    return values, gradient
+
+
+# ------------------------------------------------------------------------------------------------------ the textbook
+
+
+@jax.custom_jvp
+def absolute(x):
+    return jnp.abs(x)
+
+
+@absolute.defjvp
+def absolute_jvp(x, dx):
+    return jnp.abs(x[0]), jnp.sign(x[0]) * dx[0]
+
+
+def textbook_rows(scores, k, temperature, relaxation):
+    n = scores.shape[-1]
+    if relaxation is neural_sort:
+        slope = (n - 1 - 2 * jnp.arange(k)).astype(scores.dtype)
+        logits = slope[:, None] * scores[None] - absolute(scores[:, None] - scores[None]).sum(0, keepdims=True)
+    else:
+        logits = -absolute(jnp.sort(scores, descending=True)[:k, None] - scores[None])
+    return jax.nn.softmax(logits / temperature, axis=-1)
+
+
+def textbook(scores, labels, k, temperature, relaxation, balance=0):
+    """Float64, whole matrices, one list."""
+    k = min(k or len(labels), len(labels))
+    rows = textbook_rows(scores, k, temperature, relaxation)
+    for _ in range(balance):
+        rows = rows / rows.sum(-1, keepdims=True)
+        rows = rows / jnp.maximum(rows.sum(0, keepdims=True), 1)
+    gains = 2.0**labels - 1
+    discount = 1 / jnp.log2(jnp.arange(2.0, k + 2))
+    return (rows @ gains) @ discount / (jnp.sort(gains, descending=True)[:k] @ discount)
+
+
+SHAPES = [(5, None), (40, 10), (300, 10), (300, 40), (150, None)]  # one tile, a window and the rest, blocks of rows
+
+
+@both
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_value_and_gradient_are_the_textbooks(n, k, relaxation, dtype, x64):
+    rng = np.random.default_rng(n)
+    labels = rng.integers(0, 5, n).astype(float)
+    kinds = {
+        "normal": rng.normal(size=n),
+        "offset": 100 + rng.normal(size=n),
+        "nearly tied": 1 + 1e-6 * rng.permutation(n),
+        "heavy tails": rng.standard_cauchy(n),
+    }
+    close = {"rtol": 0, "atol": 1e-5 if dtype == "float32" else 1e-10}
+    oracle = jax.jit(jax.value_and_grad(textbook), static_argnums=(2, 4))
+    for kind, scores in kinds.items():
+        scores = scores.astype(dtype)
+        for temperature in (0.1, 1.0, 0.1 * n):
+            value, gradient = value_and_gradient(
+                scores, labels.astype(dtype), None, jnp.asarray(temperature, dtype), k=k, relaxation=relaxation
+            )
+            want, slope = oracle(scores.astype(float), labels, k, temperature, relaxation)
+            np.testing.assert_allclose(value, want, **close, err_msg=kind)
+            scale = max(1, np.abs(slope).max())
+            np.testing.assert_allclose(gradient / scale, slope / scale, **close, err_msg=f"{kind} {temperature}")
+
+
+@both
+def test_balance_is_the_textbooks(relaxation, x64):
+    rng = np.random.default_rng(3)
+    scores, labels = rng.normal(size=150), rng.integers(0, 5, 150).astype(float)
+    for k, balance in [(10, 3), (40, 1)]:
+        value, gradient = value_and_gradient(scores, labels, None, 1.0, k=k, relaxation=relaxation, balance=balance)
+        want, slope = jax.value_and_grad(textbook)(scores, labels, k, 1.0, relaxation, balance)
+        np.testing.assert_allclose(value, want, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(gradient, slope, rtol=0, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------ golden cases
+
+
+def padded(case, dtype, length=14):
+    """To one length for all cases, so that they share compilations; with junk in the padding."""
+    number = lambda value: float(value) if isinstance(value, str) else value
+    n = len(case["scores"])
+    fill = lambda values, junk: np.pad(values, (1, length - 1 - n), constant_values=junk)
+    scores = fill(np.array([number(v) for v in case["scores"]], dtype), np.nan)
+    labels = fill(np.array([number(v) for v in case["labels"]], dtype), np.inf)
+    return scores, labels, fill(np.array(case.get("where", [True] * n)), False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", CASES, ids=[f"{case['name']}, {case['relaxation']}" for case in CASES])
+def test_golden(case, dtype, x64):
+    scores, labels, where = padded(case, dtype)
+    options = {"k": case["k"], "relaxation": RELAXATIONS[case["relaxation"]]}
+    temperature = jnp.asarray(case["temperature"], dtype)
+    value, gradient = value_and_gradient(scores, labels, where, temperature, **options)
+    assert value.dtype == gradient.dtype == dtype
+    tolerance = 2e-6 if dtype == "float32" else 1e-10
+    np.testing.assert_allclose(value, case["expected"], rtol=0, atol=tolerance)
+    if case["gradient"] is not None:
+        inside = slice(1, 1 + len(case["gradient"]))
+        np.testing.assert_allclose(gradient[inside], case["gradient"], rtol=0, atol=tolerance)
+        assert not gradient[:1].any() and not gradient[inside.stop :].any()
+
+
+# ------------------------------------------------------------------------------------ the limit of low temperature
+
+
+@st.composite
+def lists(draw, n=8, low=-3, high=3):
+    """A list with ties, masked slots and items that were not retrieved; multiples of 1/4, exact in float32."""
+    numbers = st.lists(st.integers(low, high), min_size=n, max_size=n)
+    scores = np.array(draw(numbers), np.float32) / 4
+    labels = np.array(draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)), np.float32)
+    where = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    lost = np.array(draw(st.lists(st.integers(0, 5), min_size=n, max_size=n))) == 0
+    return np.where(lost, -np.inf, scores).astype(np.float32), labels, where
+
+
+@both
+@pytest.mark.parametrize(("k", "balance"), [(1, 0), (3, 0), (None, 0), ((2, 5), 0), (3, 2)])
+@given(lists())
+def test_low_temperature_is_the_exact_metric(relaxation, k, balance, arrays):
+    scores, labels, where = arrays
+    smooth = smooth_ndcg_at_k(
+        scores, labels, k, where=where, temperature=1e-4, relaxation=relaxation, balance=balance, empty=0.25
+    )
+    exact = jaxrank.ndcg_at_k(scores, labels, k, where=where, empty=0.25)
+    np.testing.assert_allclose(smooth, exact, rtol=0, atol=2e-6)
+
+
+@both
+@pytest.mark.parametrize("k", [1, 3, None])
+@given(lists(high=9), st.sampled_from([0.01, 0.3, 1.0, 5.0]))
+def test_balanced_never_exceeds_one(relaxation, k, arrays, temperature):
+    scores, labels, where = arrays
+    value, gradient = value_and_gradient(
+        scores, labels, where, jnp.float32(temperature), k=k, relaxation=relaxation, balance=1
+    )
+    assert 0 <= value <= 1
+    assert np.isfinite(gradient).all()
+
+
+def test_unbalanced_can_exceed_one():
+    case = next(case for case in CASES if case["name"] == "above one")
+    scores, labels = np.float32(case["scores"]), np.float32(case["labels"])
+    assert smooth_ndcg_at_k(scores, labels) > 1.05
+    assert smooth_ndcg_at_k(scores, labels, balance=1) <= 1
+
+
+# ---------------------------------------------------------------------------------------------------- the twelve traps
+
+
+@pytest.mark.parametrize("k", [1, 2, None])
+def test_trap_1_tied_scores_climb(k):
+    labels = np.float32([0, 1, 3])
+    _, gradient = value_and_gradient(np.zeros(3, np.float32), labels, k=k)
+    centred = 2**labels - 1 - (2**labels - 1).mean()
+    slope = (gradient @ centred) / (centred @ centred)
+    assert slope > 0.01
+    np.testing.assert_allclose(gradient, slope * centred, atol=1e-7)
+
+
+def test_trap_1_one_step_from_tied_scores_sorts():
+    labels = np.float32([0, 0, 1, 0, 2, 0, 0, 3])
+    _, gradient = value_and_gradient(np.zeros(8, np.float32), labels, k=3)
+    assert jaxrank.ndcg_at_k(100 * gradient, labels, 3) > 0.99
+
+
+@both
+def test_trap_2_not_retrieved(relaxation):
+    scores, labels = np.float32([1, -np.inf, 3, 2]), np.float32([1, 2, 2, 0])
+    value, gradient = value_and_gradient(scores, labels, k=3, relaxation=relaxation)
+    without, slope = value_and_gradient(scores[[0, 2, 3]], labels[[0, 2, 3]], k=3, relaxation=relaxation)
+    ideal, less = jaxrank.ideal_dcg_at_k(labels, 3), jaxrank.ideal_dcg_at_k(labels[[0, 2, 3]], 3)
+    np.testing.assert_allclose(value, without * less / ideal, rtol=1e-6)
+    np.testing.assert_allclose(gradient[jnp.array([0, 2, 3])], slope * less / ideal, atol=1e-6)
+    assert gradient[1] == 0
+
+
+@both
+@pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf, 3e38])
+def test_traps_3_and_7_padding_reaches_nothing(relaxation, junk):
+    rng = np.random.default_rng(0)
+    scores, labels = rng.normal(size=6).astype(np.float32), rng.integers(0, 4, 6).astype(np.float32)
+    where = np.array([False, True, True, False, True, True, True, True, False])
+    long_scores, long_labels = np.full(9, junk, np.float32), np.full(9, junk, np.float32)
+    long_scores[where], long_labels[where] = scores, labels
+    for k in (2, None):
+        value, gradient = value_and_gradient(long_scores, long_labels, where, k=k, relaxation=relaxation)
+        want, slope = value_and_gradient(scores, labels, k=k, relaxation=relaxation)
+        np.testing.assert_allclose(value, want, rtol=1e-6)
+        np.testing.assert_allclose(gradient[where], slope, atol=1e-6)
+        assert not gradient[~where].any()
+
+
+@both
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e10, 1e30, 1e38])
+def test_trap_4_scores_of_any_size(relaxation, scale):
+    scores = np.float32(scale) * np.float32([1, -1, 0.25, -1, 3])
+    labels = np.float32([0, 1, 2, 0, 3])
+    value, gradient = value_and_gradient(scores, labels, k=3, relaxation=relaxation)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+    if scale >= 1e10:
+        np.testing.assert_allclose(value, jaxrank.ndcg_at_k(scores, labels, 3), rtol=1e-6)
+        assert not gradient.any() or relaxation is neural_sort  # the tied pair is at ranks 4 and 5
+
+
+def test_trap_4_float16_does_not_overflow():
+    gains = np.float32([1, 0, 2])  # gains 1, 0, 3
+    value = smooth_dcg_at_k(np.float16([3e4, -3e4, 0]), gains, 2)
+    np.testing.assert_allclose(value, 1 + 3 / np.log2(3), rtol=1e-6)
+
+
+@both
+@pytest.mark.parametrize("temperature", [1e-10, 1e-40])
+@pytest.mark.parametrize("scores", [[0.3, 0.1, 0.1, -2.0], [0.0, 0.0, 0.0, 0.0]])
+def test_trap_5_lowest_temperatures(relaxation, temperature, scores):
+    scores, labels = np.float32(scores), np.float32([0, 1, 0, 3])
+    hard = jaxrank.ndcg_at_k(scores, labels, 3)
+    value, gradient = value_and_gradient(scores, labels, None, jnp.float32(temperature), k=3, relaxation=relaxation)
+    np.testing.assert_allclose(value, hard, rtol=1e-6)
+    assert not np.isnan(gradient).any()
+    value = smooth_ndcg_at_k(scores, labels, 3, temperature=temperature, relaxation=relaxation)
+    np.testing.assert_allclose(value, hard, rtol=1e-6)
+
+
+@both
+@pytest.mark.parametrize("temperature", [0.0, -1.0, np.nan])
+def test_trap_5_temperature_must_be_positive(relaxation, temperature):
+    scores, labels = np.float32([0.3, 0.1]), np.float32([0, 1])
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        smooth_ndcg_at_k(scores, labels, temperature=temperature, relaxation=relaxation)
+    value, _ = value_and_gradient(scores, labels, None, jnp.float32(temperature), relaxation=relaxation)
+    assert np.isnan(value)
+
+
+@both
+def test_trap_6_lists_without_a_value_and_their_mates(relaxation):
+    rng = np.random.default_rng(1)
+    scores, labels = rng.normal(size=(4, 8)).astype(np.float32), rng.integers(0, 4, (4, 8)).astype(np.float32)
+    where = np.ones((4, 8), bool)
+    where[1], labels[2], scores[3, 0] = False, 0, np.nan
+    value, gradient = value_and_gradient(scores, labels, where, k=3, relaxation=relaxation)
+    alone, slope = value_and_gradient(scores[:1], labels[:1], where[:1], k=3, relaxation=relaxation)
+    np.testing.assert_array_equal(value[:3], [alone[0], 0, 0])
+    np.testing.assert_array_equal(gradient[:3], [slope[0], np.zeros(8), np.zeros(8)])
+    assert np.isnan(value[3])
+    nothing = smooth_ndcg_at_k(scores[:3], labels[:3], 3, where=where[:3], relaxation=relaxation, empty=np.nan)
+    np.testing.assert_array_equal(np.isnan(nothing), [False, True, True])
+
+
+@both
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_not_finite_in_a_valid_slot_is_nan(relaxation, bad):
+    labels = np.float32([0, 1, 2])
+    assert np.isnan(smooth_ndcg_at_k(np.float32([1, bad, 0]), labels, 2, relaxation=relaxation))
+    assert np.isnan(smooth_ndcg_at_k(np.float32([1, 2, 0]), np.float32([0, np.nan, 1]), 2, relaxation=relaxation))
+
+
+@both
+@pytest.mark.parametrize(("n", "k"), [(3, 7), (1, 1), (1, 5), (4, 4)])
+def test_trap_8_few_items(relaxation, n, k):
+    scores, labels = np.linspace(0, 1, n, dtype=np.float32), np.arange(1, n + 1, dtype=np.float32)
+    value, gradient = value_and_gradient(scores, labels, k=k, relaxation=relaxation)
+    whole, slope = value_and_gradient(scores, labels, k=None, relaxation=relaxation)
+    assert value == whole and (gradient == slope).all()
+    if n == 1:
+        assert value == 1 and not gradient.any()
+
+
+def gap_form(scores, labels, k, temperature):
+    """NeuralSort in float64 by prefix sums, for lists too long for the textbook."""
+    order = np.argsort(-scores, kind="stable")
+    s, g = scores[order].astype(float), 2.0 ** labels[order] - 1
+    rank, total = np.arange(len(s)), np.cumsum(s)
+    distances = s * (2 * rank + 1 - len(s)) - 2 * total + total[-1]
+    distances = -distances  # sum over j of |s_i - s_j|, s descending
+    dcg = ideal = 0.0
+    for i in range(k):
+        logits = ((len(s) - 1 - 2 * i) * s - distances) / temperature
+        weights = np.exp(logits - logits.max())
+        dcg += weights @ g / weights.sum() / np.log2(i + 2)
+        ideal += np.sort(g)[::-1][i] / np.log2(i + 2)
+    return dcg / ideal
+
+
+@pytest.mark.parametrize("kind", ["nearly tied", "normal", "two clusters", "one ahead"])
+def test_trap_9_the_band_widens(kind):
+    """Adversarial for a window of fixed width: long runs of scores that are nearly the same."""
+    n, rng = 100_000, np.random.default_rng(2)
+    scores = {
+        "nearly tied": 1e-7 * rng.permutation(n),
+        "normal": rng.normal(size=n),
+        "two clusters": np.where(np.arange(n) < 60, 1.0, 0) + 1e-9 * rng.normal(size=n),
+        "one ahead": np.where(np.arange(n) == 7, 50.0, 0) + 1e-4 * rng.normal(size=n),
+    }[kind].astype(np.float32)
+    labels = rng.integers(0, 5, n).astype(np.float32)
+    for temperature in (0.01, 1.0, 100.0):
+        value = _long(scores, labels, jnp.float32(temperature))
+        np.testing.assert_allclose(value, gap_form(scores, labels, 10, temperature), rtol=0, atol=1e-5)
+
+
+@jax.jit
+def _long(scores, labels, temperature):
+    return smooth_ndcg_at_k(scores, labels, 10, temperature=temperature)
+
+
+@both
+def test_trap_10_equal_lists_and_permuted_lists(relaxation):
+    rng = np.random.default_rng(4)
+    scores, labels = rng.integers(-4, 5, 9).astype(np.float32), rng.integers(0, 4, 9).astype(np.float32)
+    order = rng.permutation(9)
+    batch = np.stack([scores, scores, scores[order]]), np.stack([labels, labels, labels[order]])
+    value, gradient = value_and_gradient(*batch, k=4, relaxation=relaxation)
+    np.testing.assert_array_equal(value[0], value[1])
+    np.testing.assert_array_equal(gradient[0], gradient[1])
+    np.testing.assert_allclose(value[2], value[0], rtol=1e-6)
+    np.testing.assert_allclose(gradient[2], gradient[0][order], atol=1e-6)
+
+
+@both
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_trap_11_low_precision(relaxation, dtype):
+    scores = jnp.asarray(np.random.default_rng(5).normal(size=20), dtype)
+    labels = np.arange(20, dtype=np.float32) % 4
+    value, gradient = value_and_gradient(scores, labels, k=5, relaxation=relaxation)
+    want, slope = value_and_gradient(scores.astype(jnp.float32), labels, k=5, relaxation=relaxation)
+    assert gradient.dtype == dtype and value.dtype == jnp.float32
+    assert value == want and (gradient == slope.astype(dtype)).all()
+
+
+@both
+def test_trap_12_second_order(relaxation, x64):
+    rng = np.random.default_rng(6)
+    scores, labels = rng.normal(size=7), np.array([0, 1, 3, 0, 2, 0, 1.0])
+    value = jax.jit(lambda scores: smooth_ndcg_at_k(scores, labels, 3, relaxation=relaxation, temperature=0.7))
+    check_grads(value, (scores,), order=2, modes=("fwd", "rev"), rtol=1e-6, atol=1e-6)
+    hessian = jax.hessian(value)
+    np.testing.assert_allclose(hessian(scores), hessian(scores).T, atol=1e-12)
+    assert np.isfinite(hessian(np.zeros(7))).all()
+
+
+def test_trap_12_second_order_where_streamed(x64):
+    rng = np.random.default_rng(7)
+    scores, labels = rng.normal(size=70), rng.integers(0, 4, 70).astype(float)
+    value = jax.jit(lambda scores: smooth_ndcg_at_k(scores, labels, 40, temperature=3.0))
+    check_grads(value, (scores,), order=2, modes=("fwd", "rev"), rtol=1e-5, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------- what it shares
+
+
+@both
+def test_shifting_the_scores_changes_nothing(relaxation):
+    rng = np.random.default_rng(8)
+    scores, labels = rng.integers(-999, 999, 20) / np.float32(256), rng.integers(0, 4, 20).astype(np.float32)
+    value, gradient = value_and_gradient(scores, labels, k=5, relaxation=relaxation)
+    moved, slope = value_and_gradient(scores + np.float32(512), labels, k=5, relaxation=relaxation)
+    assert value == moved and (gradient == slope).all()
+
+
+@both
+def test_options_are_those_of_the_exact_metric(relaxation):
+    rng = np.random.default_rng(9)
+    scores, labels = rng.normal(size=(3, 6, 2)), rng.integers(0, 6, (6, 2))
+    where = rng.integers(0, 2, (3, 6, 2))
+    options = {
+        "where": where,
+        "axis": 1,
+        "gain_fn": jaxrank.table_gain([0, 1, 1, 2, 7, 7]),
+        "discount_fn": jaxrank.geometric_discount(0.8),
+    }
+    for keepdims in (False, True):
+        for k in (2, (1, 4)):
+            for smooth, exact in (
+                (jaxrank.smooth_ndcg_at_k, jaxrank.ndcg_at_k),
+                (jaxrank.smooth_dcg_at_k, jaxrank.dcg_at_k),
+            ):
+                value = smooth(scores, labels, k, temperature=1e-4, relaxation=relaxation, keepdims=keepdims, **options)
+                want = exact(scores, labels, k, keepdims=keepdims, **options)
+                assert value.shape == want.shape
+                np.testing.assert_allclose(value, want, rtol=1e-5)
+
+
+@both
+def test_large_labels_are_rescaled(relaxation):
+    scores, labels = np.float32([0.3, 0.2, 0.1]), np.float32([1498, 1500, 0])
+    value = smooth_ndcg_at_k(scores, labels, temperature=1e-3, relaxation=relaxation)
+    np.testing.assert_allclose(value, jaxrank.ndcg_at_k(scores, labels), rtol=1e-6)
+
+
+def rows_of(relaxation):
+    """The same rows, by a function that is not one of the two."""
+    return lambda scores, *, k, where, temperature: relaxation(scores, k=k, where=where, temperature=temperature)
+
+
+@both
+def test_any_relaxation(relaxation):
+    rng = np.random.default_rng(10)
+    scores, labels = rng.normal(size=(2, 9)).astype(np.float32), rng.integers(0, 4, (2, 9)).astype(np.float32)
+    where, temperature = rng.integers(0, 4, (2, 9)) > 0, jnp.float32([0.3, 2])
+    for balance in (0, 2):
+        options = {"k": 4, "balance": balance}
+        fused = value_and_gradient(scores, labels, where, temperature, relaxation=relaxation, **options)
+        built = value_and_gradient(scores, labels, where, temperature, relaxation=rows_of(relaxation), **options)
+        np.testing.assert_allclose(fused[0], built[0], rtol=1e-5)
+        np.testing.assert_allclose(fused[1], built[1], atol=2e-6)
+
+
+@both
+def test_straight_through(relaxation):
+    scores, labels = np.float32([0.3, -0.1, 0.7, 0.3]), np.float32([1, 0, 2, 3])
+    options = {"temperature": 0.5, "relaxation": relaxation}
+    through = functools.partial(smooth_ndcg_at_k, straight_through=True, **options)
+    value, gradient = jax.value_and_grad(through)(scores, labels, 3)
+    assert value == jaxrank.ndcg_at_k(scores, labels, 3)
+    np.testing.assert_array_equal(gradient, jax.grad(smooth_ndcg_at_k)(scores, labels, 3, **options))
+    assert smooth_dcg_at_k(scores, labels, 3, straight_through=True) == jaxrank.dcg_at_k(scores, labels, 3)
+
+
+@both
+def test_one_temperature_a_list(relaxation):
+    rng = np.random.default_rng(11)
+    scores, labels = rng.normal(size=(2, 3, 8)).astype(np.float32), rng.integers(0, 4, (2, 3, 8))
+    temperature = np.float32([[0.1, 1, 3], [5, 0.3, 1]])
+    values = smooth_ndcg_at_k(scores, labels, 3, temperature=temperature, relaxation=relaxation)
+    for place in np.ndindex(2, 3):
+        alone = smooth_ndcg_at_k(
+            scores[place], labels[place], 3, temperature=float(temperature[place]), relaxation=relaxation
+        )
+        np.testing.assert_allclose(values[place], alone, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"one for each list, \(2, 3\); got shape \(2,\)"):
+        smooth_ndcg_at_k(scores, labels, 3, temperature=np.float32([1, 2]), relaxation=relaxation)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"balance": -1}, ValueError, "balance is a number of sweeps"),
+        ({"balance": 1.0}, ValueError, "balance is a number of sweeps"),
+        ({"relaxation": "neural_sort"}, TypeError, "relaxation must be a function such as jaxrank.neural_sort"),
+        ({"k": 0}, ValueError, "k must be at least 1"),
+        ({"temperature": "warm"}, TypeError, "temperature"),
+    ],
+)
+def test_errors(options, error, message):
+    with pytest.raises(error, match=message):
+        smooth_ndcg_at_k(np.zeros(3, np.float32), np.zeros(3, np.float32), **options)
+
+
+# --------------------------------------------------------------------------------------------------- transformations
+
+
+@both
+@pytest.mark.parametrize("n", [12, 90])
+def test_transformations(relaxation, n):
+    """At 90 items with a window of 42 behind a `cond`; temperature 30 takes its other branch."""
+    rng = np.random.default_rng(12)
+    scores, labels = rng.normal(size=(8, n)).astype(np.float32), rng.integers(0, 4, (8, n)).astype(np.float32)
+    tangent = rng.normal(size=(8, n)).astype(np.float32)
+
+    def value(scores, labels, temperature):
+        return smooth_ndcg_at_k(scores, labels, 5, temperature=temperature, relaxation=relaxation)
+
+    batched = jax.jit(lambda s, y, t: (value(s, y, t), jax.grad(lambda s: value(s, y, t).sum())(s)))
+    one = jax.value_and_grad(value)
+    forms = {
+        "vmap": jax.jit(jax.vmap(one, (0, 0, None))),
+        "checkpoint": jax.jit(jax.vmap(jax.value_and_grad(jax.checkpoint(value)), (0, 0, None))),
+        "scan": jax.jit(lambda s, y, t: jax.lax.map(lambda a: one(*a, t), (s, y))),
+        "shard_map": jax.jit(
+            lambda s, y, t: jax.shard_map(
+                jax.vmap(one, (0, 0, None)),
+                mesh=jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)),
+                in_specs=(jax.P("d"), jax.P("d"), jax.P()),
+                out_specs=jax.P("d"),
+            )(s, y, t)
+        ),
+    }
+    for temperature in (np.float32(1), np.float32(30)):
+        want, slope = batched(scores, labels, temperature)
+        for name, form in forms.items():
+            got, gradient = form(scores, labels, temperature)
+            np.testing.assert_allclose(got, want, rtol=1e-6, err_msg=name)
+            np.testing.assert_allclose(gradient, slope, atol=1e-6, err_msg=name)
+        _, moved = jax.jvp(lambda s, t=temperature: value(s, labels, t), (scores,), (tangent,))
+        np.testing.assert_allclose(moved, (slope * tangent).sum(-1), atol=1e-5)
+
+
+def test_the_fallback_stays_a_branch_under_vmap():
+    scores, labels = jnp.zeros((4, 500)), jnp.ones((4, 500))
+    jaxpr = jax.make_jaxpr(jax.vmap(lambda s, y: smooth_ndcg_at_k(s, y, 10)))(scores, labels)
+    assert "cond[" in str(jaxpr)
+
+
+@both
+def test_annealing_does_not_compile_again(relaxation):
+    traces = []
+
+    def gain(labels):
+        traces.append(1)
+        return labels
+
+    scores, labels = np.float32([0.3, 0.1]), np.float32([0, 1])
+    for temperature in (1.0, 0.5, 0.1):
+        for empty in (0.0, 1.0):
+            smooth_ndcg_at_k(
+                scores, labels, 1, temperature=temperature, relaxation=relaxation, empty=empty, gain_fn=gain
+            )
+        if temperature == 1.0:
+            once = len(traces)
+    assert len(traces) == once
+
+
+MEBIBYTE = 2**20
+LIMITS = [  # batch, n, k, relaxation, MiB
+    (64, 2048, 10, neural_sort, 8),
+    (1024, 128, 10, neural_sort, 8),
+    (1, 100_000, 10, neural_sort, 32),
+    (64, 2048, None, neural_sort, 64),
+    (64, 2048, None, soft_sort, 64),
+    (1, 100_000, 10, soft_sort, 32),
+]
+
+
+@pytest.mark.parametrize(("batch", "n", "k", "relaxation", "limit"), LIMITS)
+def test_memory(batch, n, k, relaxation, limit):
+    array = jax.ShapeDtypeStruct((batch, n), jnp.float32)
+    loss = functools.partial(jaxrank.smooth_ndcg_loss, k=k, relaxation=relaxation)
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(array, array).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < limit * MEBIBYTE
+
+
+# ------------------------------------------------------------------------------------------------------- ApproxNDCG
+
+
+def approx_textbook(scores, labels, k, temperature, kernel):
+    difference = (scores[None] - scores[:, None]) / temperature
+    if kernel == "logistic":
+        beaten = jax.nn.sigmoid(difference)
+    else:
+        beaten = jnp.where(difference < 0, jnp.exp(-jnp.abs(difference)) / 2, 1 - jnp.exp(-jnp.abs(difference)) / 2)
+    ranks = 0.5 + beaten.sum(-1)
+    inside = 1 if k is None else jax.nn.sigmoid((k + 0.5 - ranks) / temperature)
+    gains = 2.0**labels - 1
+    discount = 1 / jnp.log2(jnp.arange(2.0, len(labels) + 2))[:k]
+    ideal = jnp.sort(gains, descending=True)[:k] @ discount
+    return (gains * inside / jnp.log2(1 + ranks)).sum() / ideal
+
+
+kernels = pytest.mark.parametrize("kernel", ["logistic", "laplace"])
+
+
+@kernels
+@pytest.mark.parametrize("k", [None, 5])
+def test_approx_is_the_textbooks(kernel, k, x64):
+    rng = np.random.default_rng(13)
+    scores, labels = rng.normal(size=50), rng.integers(0, 5, 50).astype(float)
+    value = lambda scores, temperature: jaxrank.approx_ndcg_at_k(
+        scores, labels, k, temperature=temperature, kernel=kernel
+    )
+    for temperature in (0.1, 1.0):
+        got, gradient = jax.value_and_grad(value)(scores, temperature)
+        want, slope = jax.value_and_grad(approx_textbook)(scores, labels, k, temperature, kernel)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(gradient, slope, rtol=0, atol=1e-9)
+    check_grads(functools.partial(value, temperature=0.5), (scores,), order=2, rtol=1e-5, atol=1e-5)
+
+
+@kernels
+def test_approx_at_ties(kernel, x64):
+    scores, labels = np.array([1.0, 0, 1, 1, 0]), np.array([0, 1, 2, 0, 0.0])
+    slope = jax.grad(approx_textbook)(scores, labels, None, 1.0, "logistic" if kernel == "logistic" else "laplace")
+    gradient = jax.grad(lambda scores: jaxrank.approx_ndcg_at_k(scores, labels, kernel=kernel))(scores)
+    if kernel == "logistic":
+        np.testing.assert_allclose(gradient, slope, atol=1e-12)
+    step = 1e-6 * np.eye(5)
+    ahead, back = (
+        jax.vmap(lambda s: jaxrank.approx_ndcg_at_k(s, labels, kernel=kernel))(scores + d) for d in (step, -step)
+    )
+    np.testing.assert_allclose(gradient, (ahead - back) / 2e-6, atol=1e-6)
+
+
+@kernels
+@pytest.mark.parametrize("k", [None, 2, (1, 3)])
+def test_approx_limit_masks_and_padding(kernel, k):
+    rng = np.random.default_rng(14)
+    scores, labels = rng.permutation(9).astype(np.float32), rng.integers(0, 4, 9).astype(np.float32)
+    where = np.arange(9) < 6
+    scores[6:], labels[6:], scores[1] = np.nan, np.inf, -np.inf
+    options = {"temperature": 0.01, "kernel": kernel}
+    value = jaxrank.approx_ndcg_at_k(scores, labels, k, where=where, **options)
+    np.testing.assert_allclose(value, jaxrank.ndcg_at_k(scores, labels, k, where=where), atol=1e-6)
+    total = lambda s, y, w, t: jaxrank.approx_ndcg_at_k(s, y, k, where=w, temperature=t, kernel=kernel).sum()
+    long = jax.value_and_grad(total)(scores, labels, where, 1.0)
+    short = jax.value_and_grad(total)(scores[:6], labels[:6], where[:6], 1.0)
+    np.testing.assert_allclose(long[0], short[0], rtol=1e-6)
+    np.testing.assert_allclose(long[1], np.pad(short[1], (0, 3)), atol=1e-6)
+    assert jaxrank.approx_ndcg_at_k(scores, labels, where=where & False, empty=0.5, **options) == 0.5
+    assert np.isnan(jaxrank.approx_ndcg_at_k(scores, labels, **options))
+
+
+def test_approx_is_raxs():
+    rax = pytest.importorskip("rax")
+    rng = np.random.default_rng(15)
+    scores, labels = rng.normal(size=(3, 20)).astype(np.float32), rng.integers(0, 4, (3, 20)).astype(np.float32)
+    approximate = rax.approx_t12n(rax.ndcg_metric, temperature=0.5)
+    want = approximate(jnp.asarray(scores), jnp.asarray(labels), reduce_fn=None)
+    np.testing.assert_allclose(jaxrank.approx_ndcg_at_k(scores, labels, temperature=0.5), want, rtol=1e-5)
+
+
+@kernels
+def test_approx_straight_through(kernel):
+    scores, labels = np.float32([0.3, -0.1, 0.7, 0.3]), np.float32([1, 0, 2, 3])
+    value = jaxrank.approx_ndcg_at_k(scores, labels, 3, kernel=kernel, straight_through=True)
+    assert value == jaxrank.ndcg_at_k(scores, labels, 3)
+
+
+def test_approx_refuses_an_unknown_kernel():
+    with pytest.raises(ValueError, match="kernel must be one of 'logistic', 'laplace'; got 'laplac'"):
+        jaxrank.approx_ndcg_at_k(np.zeros(3, np.float32), np.zeros(3, np.float32), kernel="laplac")

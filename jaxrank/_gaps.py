@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrank import ordering
-from jaxrank._typing import Indices, Lists, Mask
+from jaxrank._typing import Indices, Lists, Mask, Ranked
 
 KEPT = "jaxrank_kept"  # name of what is worth keeping for the way back, where the rest is computed anew
 
@@ -39,7 +39,7 @@ def ranked_gaps(scores: Lists, keys: Lists, temperature: Float[Array, "*#batch 1
     return Gaps(scaled(jnp.where(live, previous - ranked, 0), temperature), live, indices)
 
 
-def _best(keys: Lists, k: int) -> tuple[Lists, Indices]:
+def _best(keys: Lists, k: int) -> tuple[Ranked, Indices]:
     """`ordering.top_k` with ties in any order."""
     n = keys.shape[-1]
     if keys.dtype != jnp.float32 or not isinstance(n, int) or not 2 * k <= n <= 64 * k:
@@ -47,7 +47,7 @@ def _best(keys: Lists, k: int) -> tuple[Lists, Indices]:
     return lax.platform_dependent(keys, cpu=partial(_best_of_pairs, k=k), default=partial(ordering.top_k, k=k))
 
 
-def _best_of_pairs(keys: Lists, k: int) -> tuple[Lists, Indices]:
+def _best_of_pairs(keys: Lists, k: int) -> tuple[Ranked, Indices]:
     """XLA on CPU selects by a heap, which has little to do once the largest keys stand in front: so let each key meet
     the one half a list away, then the winners alone, and so on. Measured, ms: 64 x 2048, k = 82, 0.8 against 1.3.
     """

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 # What a public function accepts: its border (`_arrays`) says in plain words what does not fit.
 ArrayLike: TypeAlias = jax.Array | np.ndarray | np.generic | bool | int | float | list | tuple | object
 Cutoffs: TypeAlias = object  # None, an int >= 1, or a tuple of them: checked by `_arrays.check_cutoffs`
+Checked: TypeAlias = Any  # an option that the border checks, in plain words
 Size: TypeAlias = Any  # an int, or symbolic under `jax.export`
 TieRule: TypeAlias = Literal["average", "stable", "best", "worst"]
 

@@ -5,7 +5,6 @@ the mean; the second counts in it, so mask such lists to leave them out too.
 """
 
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jaxtyping import Array, Float, Shaped
 
 from jaxrank import _arrays, ordering, surrogates
 from jaxrank._gaps import positive
-from jaxrank._typing import ArrayLike, DiscountFn, GainFn, Mask, ReduceFn, Relaxation
+from jaxrank._typing import ArrayLike, Checked, DiscountFn, GainFn, Mask, ReduceFn
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain
 from jaxrank.relaxations import neural_sort
@@ -31,8 +30,8 @@ def smooth_ndcg_loss(
     weights: ArrayLike = None,
     reduce_fn: ReduceFn | None = jnp.mean,
     temperature: ArrayLike = 1.0,
-    relaxation: Relaxation = neural_sort,
-    balance: int = 0,
+    relaxation: Checked = neural_sort,
+    balance: Checked = 0,
     straight_through: bool = False,
     gain_fn: GainFn = exponential_gain,
     discount_fn: DiscountFn = log2_discount,
@@ -103,7 +102,7 @@ def approx_ndcg_loss(
     reduce_fn: ReduceFn | None = jnp.mean,
     temperature: ArrayLike = 1.0,
     cutoff_temperature: ArrayLike = None,
-    kernel: Literal["logistic", "laplace"] = "logistic",
+    kernel: Checked = "logistic",
     straight_through: bool = False,
     gain_fn: GainFn = exponential_gain,
     discount_fn: DiscountFn = log2_discount,

@@ -25,7 +25,7 @@ Temperature = Float[Array, "*#batch 1"]
 Rows = Float[Array, "*batch k n"]
 
 KERNELS = ("logistic", "laplace")
-CHUNK = 2**14  # scores that are ranked together on CPU
+CHUNK = 2**13  # scores that are ranked together on CPU
 BLOCK = 16  # items that are compared with all others at once
 
 

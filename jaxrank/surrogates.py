@@ -1,7 +1,7 @@
 """Smooth NDCG@K: the exact metric with a relaxed order in place of the hard one."""
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxrank import _arrays, metrics, ordering, relaxations
-from jaxrank._typing import ArrayLike, Cutoffs, DiscountFn, GainFn, Relaxation, Values
+from jaxrank._typing import ArrayLike, Checked, Cutoffs, DiscountFn, GainFn, Relaxation, Values
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain
 from jaxrank.relaxations import neural_sort
@@ -22,8 +22,8 @@ def smooth_ndcg_at_k(
     *,
     where: ArrayLike = None,
     temperature: ArrayLike = 1.0,
-    relaxation: Relaxation = neural_sort,
-    balance: int = 0,
+    relaxation: Checked = neural_sort,
+    balance: Checked = 0,
     straight_through: bool = False,
     gain_fn: GainFn = exponential_gain,
     discount_fn: DiscountFn = log2_discount,
@@ -110,8 +110,8 @@ def smooth_dcg_at_k(
     *,
     where: ArrayLike = None,
     temperature: ArrayLike = 1.0,
-    relaxation: Relaxation = neural_sort,
-    balance: int = 0,
+    relaxation: Checked = neural_sort,
+    balance: Checked = 0,
     straight_through: bool = False,
     gain_fn: GainFn = exponential_gain,
     discount_fn: DiscountFn = log2_discount,
@@ -181,7 +181,7 @@ def approx_ndcg_at_k(
     where: ArrayLike = None,
     temperature: ArrayLike = 1.0,
     cutoff_temperature: ArrayLike = None,
-    kernel: Literal["logistic", "laplace"] = "logistic",
+    kernel: Checked = "logistic",
     straight_through: bool = False,
     gain_fn: GainFn = exponential_gain,
     discount_fn: DiscountFn = log2_discount,
@@ -273,7 +273,7 @@ def check_inputs(
     return *arrays, relaxations.check_temperature(temperature)
 
 
-def _check_relaxation(relaxation: Relaxation, balance: int, straight_through: bool) -> tuple:
+def _check_relaxation(relaxation: Checked, balance: Checked, straight_through: bool) -> tuple:
     _arrays.check_function("relaxation", relaxation, "neural_sort")
     if isinstance(balance, bool) or not isinstance(balance, int) or balance < 0:
         raise ValueError(f"balance is a number of sweeps, 0 or more; got {balance!r}.")

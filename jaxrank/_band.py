@@ -97,7 +97,7 @@ def _weights(rows: _Rows, curve: Lists, offset: Lists, live: Mask) -> Tile:
 
 def _dropped(logits: Float[Array, "*shape"], n: int) -> Bool[Array, "*shape"]:
     """Whether n items of no higher logit weigh together less than rounding, beside the peak's weight of 1."""
-    return logits <= np.log(np.finfo(logits.dtype).eps / 4) - np.log(n)
+    return logits <= float(np.log(np.finfo(logits.dtype).eps / 4) - np.log(n))
 
 
 # ------------------------------------------------------------------------------------------------------- tied scores

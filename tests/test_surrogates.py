@@ -311,7 +311,7 @@ def gap_form(scores, labels, k, temperature):
     order = np.argsort(-scores, kind="stable")
     s, g = scores[order].astype(float), 2.0 ** labels[order] - 1
     rank, total = np.arange(len(s)), np.cumsum(s)
-    distances = s * (2 * rank + 1 - len(s)) - 2 * total + total[-1]
+    distances = s * (2 * rank + 2 - len(s)) - 2 * total + total[-1]
     distances = -distances  # sum over j of |s_i - s_j|, s descending
     dcg = ideal = 0.0
     for i in range(k):

@@ -194,7 +194,7 @@ def test_trap_1_tied_scores_climb(k):
     centred = 2**labels - 1 - (2**labels - 1).mean()
     slope = (gradient @ centred) / (centred @ centred)
     assert slope > 0.01
-    np.testing.assert_allclose(gradient, slope * centred, atol=1e-7)
+    np.testing.assert_allclose(gradient, slope * centred, rtol=0, atol=2e-6)  # float32, as the golden cases
 
 
 def test_trap_1_one_step_from_tied_scores_sorts():

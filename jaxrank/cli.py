@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from jaxrank._compare_command import compare_runs
 from jaxrank._evaluate_command import evaluate
 from jaxrank._train_command import score, train
 from jaxrank.data import DataError
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 for command in (evaluate, train, score):
     app.command()(command)
+app.command("compare")(compare_runs)
 
 
 def run(arguments: list[str] | None = None) -> None:

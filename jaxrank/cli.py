@@ -10,6 +10,7 @@ import typer
 
 from jaxrank._compare_command import compare_runs
 from jaxrank._evaluate_command import evaluate
+from jaxrank._info_command import info
 from jaxrank._train_command import score, train
 from jaxrank.data import DataError
 
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (evaluate, train, score):
+for command in (evaluate, train, score, info):
     app.command()(command)
 app.command("compare")(compare_runs)
 

@@ -17,7 +17,7 @@ from jaxrank._typing import Indices, Lists, Mask
 def sums_beside(x: Lists, gap: Lists) -> tuple[Lists, Lists]:
     """`sum_j exp(-|s_i - s_j| / t) x_j` over the items j before each item i in the order, and over those after it."""
     following = jnp.concatenate([gap[..., 1:], jnp.zeros_like(gap[..., :1])], axis=-1)
-    return _recurrence(x, gap), jnp.flip(_recurrence(jnp.flip(x, -1), jnp.flip(following, -1)), -1)
+    return recurrence(x, gap), jnp.flip(recurrence(jnp.flip(x, -1), jnp.flip(following, -1)), -1)
 
 
 class Kernel(NamedTuple):
@@ -84,7 +84,7 @@ def _group_sums(kernel: Kernel, x: Lists) -> Lists:
     return lax.cond(any_list(~kernel.starts).any(), sums, lambda x: x, x)
 
 
-def _recurrence(x: Lists, gap: Lists) -> Lists:
+def recurrence(x: Lists, gap: Lists) -> Lists:
     """`sums_d = exp(-gap_d) (sums_{d-1} + x_{d-1})`.
 
     Two scans of about sqrt(n) steps: through all blocks at once, then from block to block. As fast on CPU as

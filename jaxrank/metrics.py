@@ -102,14 +102,14 @@ def _ndcg(scores, labels, where, ideal_labels, empty, k, gain_fn, discount_fn, t
     ranked = ordering.ranked_gains(keys, labels, weigh.gain, _arrays.depth(k, labels.shape[-1]), ties)
     dcg, ideal = discounted(ranked, discount_fn, k), discounted(best, discount_fn, k)
     if ideal_labels is None:
-        dcg = _at_most(ideal, dcg, perfect=first_ranks(ranked == best, k, jnp.all))
+        dcg = at_most(ideal, dcg, perfect=first_ranks(ranked == best, k, jnp.all))
     else:
         dcg = _within_ideal(dcg, ideal, ordering.has_nan(_arrays.masked(labels, where, 0.0)))
     values = poison(_arrays.safe_divide(dcg, ideal, jnp.asarray(empty)), ordering.has_nan(keys))
     return _arrays.restore_axis(values, k, axis, keepdims)
 
 
-def _at_most(ideal: Values, dcg: Values, perfect: Bool[Array, "*batch c"]) -> Values:
+def at_most(ideal: Values, dcg: Values, perfect: Bool[Array, "*batch c"]) -> Values:
     """Two sums of the same gains may round differently; yet no ratio is above 1, and that of a perfect order is 1.
 
     The gradient stays that of the DCG.
@@ -329,12 +329,21 @@ class ScaledGain(NamedTuple):
 
 def scaled_gain(gain_fn: GainFn, labels: Lists, where: Mask | None) -> ScaledGain:
     """The gain function of each list, scaled by its own largest gain. A NaN among the labels makes every gain NaN."""
-    monotone = is_monotone(gain_fn)  # then labels are in the order of their gains, and few gains need be computed
-    keys = _arrays.masked(labels if monotone else gain_fn(_arrays.masked(labels, where, 0.0)), where, -jnp.inf)
+    keys = gain_keys(gain_fn, labels, where)
     peak = keys.max(axis=-1, keepdims=True, initial=-jnp.inf)
-    shift = poison(gain_shift(gain_fn, peak), ordering.has_nan(keys))
+    return scaled_by(poison(gain_shift(gain_fn, peak), ordering.has_nan(keys)), gain_fn, keys)
+
+
+def gain_keys(gain_fn: GainFn, labels: Lists, where: Mask | None) -> Lists:
+    """What orders items by gain: for a monotone one the labels, so that few gains need be computed."""
+    keys = labels if is_monotone(gain_fn) else gain_fn(_arrays.masked(labels, where, 0.0))
+    return _arrays.masked(keys, where, -jnp.inf)
+
+
+def scaled_by(shift: Float[Array, "..."], gain_fn: GainFn, keys: Lists) -> ScaledGain:
     gain = partial(shifted_gain, gain_fn, shift=shift)
-    return ScaledGain(gain, shift, keys, gain if monotone else partial(jnp.multiply, power_of_two(-shift)))
+    of_key = gain if is_monotone(gain_fn) else partial(jnp.multiply, power_of_two(-shift))
+    return ScaledGain(gain, shift, keys, of_key)
 
 
 def ideal_gains(weigh: ScaledGain, labels: Lists, k: Cutoffs) -> Ranked:

@@ -295,7 +295,7 @@ def ranked_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     live = lists.keys > -jnp.inf
     gains = ordering.valid_gains(lists.labels, live, partial(shifted_gain, how.gain_fn, shift=lists.shift))
     rows = how.relaxation(lists.scores, k=how.k, where=live, temperature=lists.temperature[..., 0])
-    return _weighed(_band.matrix(rows), gains, live, how.balance)
+    return weighed(_band.matrix(rows), gains, live, how.balance)
 
 
 def _in_chunks(function: Callable[[JudgedLists], Ranked], lists: JudgedLists) -> Ranked:
@@ -332,7 +332,7 @@ def _neural_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     n = lists.keys.shape[-1]
     few = core.min_dim(how.k + _window(n), n)
     gaps, gains = _best(lists, few, how.gain_fn)
-    ranked = _weighed(_band.band(gaps, how.k, n), gains, gaps.live, how.balance)
+    ranked = weighed(_band.band(gaps, how.k, n), gains, gaps.live, how.balance)
     if few == n:
         return ranked
     uncertain = any_list(_band.reaches_beyond(gaps, how.k, n))[0]
@@ -342,7 +342,7 @@ def _neural_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
 def _neural_gains_of_all(lists: JudgedLists, how: Relaxed) -> Ranked:
     n = lists.keys.shape[-1]
     gaps, gains = _best(lists, n, how.gain_fn)
-    return _weighed(_band.band(gaps, how.k, n), gains, gaps.live, how.balance)
+    return weighed(_band.band(gaps, how.k, n), gains, gaps.live, how.balance)
 
 
 def _window(n: int) -> int:
@@ -352,11 +352,11 @@ def _window(n: int) -> int:
 
 def _soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     gaps, gains = _best(lists, lists.keys.shape[-1], how.gain_fn)
-    return _weighed(_laplace_band(gaps, how.k), gains, gaps.live, how.balance)
+    return weighed(laplace_band(_laplace.kernel(gaps), gaps.live, how.k), gains, gaps.live, how.balance)
 
 
-def _laplace_band(gaps: Gaps, k: int) -> Band:
-    kernel, live = _laplace.kernel(gaps), gaps.live.astype(gaps.gap.dtype)
+def laplace_band(kernel: _laplace.Kernel, ranked: Mask, k: int) -> Band:
+    live = ranked.astype(kernel.gap.dtype)
 
     def times(x: Lists) -> tuple[Ranked, Ranked]:
         # One recurrence for both products, which stand on a leading axis.
@@ -371,7 +371,7 @@ def _laplace_band(gaps: Gaps, k: int) -> Band:
     return Band(times, transposed_times)
 
 
-def _weighed(band: Band, gains: Lists, live: Mask, balance: int) -> Ranked:
+def weighed(band: Band, gains: Lists, live: Mask, balance: int) -> Ranked:
     """Rows that sum to 1 times the gains; with `balance`, columns that sum to 1 at most.
 
     One sweep normalises the rows, then scales each column to a sum of at most 1. Rows and columns are scaled only, so

@@ -1,17 +1,14 @@
 """Exact NDCG@K: jaxrank and its peers on the same arrays, in one process, alternated.
 
-    python tests/benchmarks/exact.py [--only 1024x1000] [--repeats 15] [--json FILE]
+    python -m tests.benchmarks.exact [--only 1024x1000] [--repeats 15] [--json FILE]
 
 Each row is one way to get NDCG@K of the same lists; its time is the median over the rounds with the quartiles, and the
 ratio is the median over rounds of its time to ours in that round. `limit` is one jitted reduction that reads the same
-arrays. Peers that are not installed are left out (the extra `bench` brings most; torch and ranx are yours to install).
+arrays. Peers that are not installed are left out (the extra `bench` brings most; torch, torchmetrics and ranx are yours
+to install).
 """
 
 import argparse
-import importlib.util
-import json
-import time
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -20,13 +17,10 @@ import numpy as np
 from jax import lax
 
 import jaxrank
+from tests.benchmarks._clock import Way, alternated, arguments, compile_seconds, installed, report, rows
 
 SIZES = [(1, 100), (1024, 128), (1024, 1000), (64, 10_000), (8, 100_000), (1, 1_000_000)]
 SLOW = 2_000_000  # list slots beyond which peers that take a Python step a list are left out
-
-
-def installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 # ----------------------------------------------------------------------------------------------------------- the peers
@@ -77,11 +71,11 @@ def sort_pairs(scores, labels):
     return lax.sort((-scores, labels), num_keys=1)
 
 
-def peers(scores: jax.Array, labels: jax.Array, k: int | None) -> dict[str, Callable[[], object]]:
+def peers(scores: jax.Array, labels: jax.Array, k: int | None) -> dict[str, Way]:
     batch, n = scores.shape
     cut = n if k is None else k
     host_scores, host_labels = np.asarray(scores, np.float32), np.asarray(labels)
-    ways: dict[str, Callable[[], object]] = {
+    ways: dict[str, Way] = {
         "limit": lambda: limit(scores, labels),
         "two top_k" if cut < n else "sort pairs": lambda: (
             two_top_k(scores, labels, cut) if cut < n else sort_pairs(scores, labels)
@@ -98,6 +92,8 @@ def peers(scores: jax.Array, labels: jax.Array, k: int | None) -> dict[str, Call
 
         torch_arrays = [torch.from_numpy(array.copy()) for array in (host_scores, host_labels)]
         ways["torch topk"] = lambda: torch_ndcg(*torch_arrays, cut)
+    if batch * n <= SLOW and installed("torchmetrics"):
+        ways["torchmetrics"] = torchmetrics_way(host_scores, host_labels, cut)
     if batch * n <= SLOW and installed("sklearn"):
         from sklearn.metrics import ndcg_score
 
@@ -105,55 +101,43 @@ def peers(scores: jax.Array, labels: jax.Array, k: int | None) -> dict[str, Call
         ways["scikit-learn"] = lambda: ndcg_score(gains, host_scores, k=cut)
     if batch * n <= SLOW and cut < n and installed("pytrec_eval"):
         ways["pytrec_eval"] = pytrec_way(host_scores, host_labels, cut)
+    if batch * n <= SLOW and cut < n and installed("ranx"):
+        ways["ranx"] = ranx_way(host_scores, host_labels, cut)
     return ways
 
 
-def pytrec_way(scores: np.ndarray, labels: np.ndarray, k: int) -> Callable[[], object]:
-    import pytrec_eval
+def torchmetrics_way(scores: np.ndarray, labels: np.ndarray, k: int) -> Way:
+    import torch
+    from torchmetrics.functional.retrieval import retrieval_normalized_dcg
 
+    lists = [tuple(map(torch.from_numpy, pair)) for pair in zip(scores.copy(), (2**labels - 1).astype(np.int64))]
+    return lambda: [retrieval_normalized_dcg(*pair, top_k=k) for pair in lists]
+
+
+def ranx_way(scores: np.ndarray, labels: np.ndarray, k: int) -> Way:
+    import ranx
+
+    qrels, run = judged(scores, labels)
+    given = ranx.Qrels(qrels), ranx.Run(run)
+    return lambda: ranx.evaluate(*given, f"ndcg_burges@{k}")
+
+
+def judged(scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
+    """The same lists as qrels and run, by document."""
     names = [f"d{i}" for i in range(scores.shape[1])]
     qrels = {str(q): dict(zip(names, map(int, row))) for q, row in enumerate(labels)}
-    run = {str(q): dict(zip(names, map(float, row))) for q, row in enumerate(scores)}
+    return qrels, {str(q): dict(zip(names, map(float, row))) for q, row in enumerate(scores)}
+
+
+def pytrec_way(scores: np.ndarray, labels: np.ndarray, k: int) -> Way:
+    import pytrec_eval
+
+    qrels, run = judged(scores, labels)
     evaluator = pytrec_eval.RelevanceEvaluator(qrels, {f"ndcg_cut.{k}"})
     return lambda: evaluator.evaluate(run)
 
 
-# ---------------------------------------------------------------------------------------------------------- the clock
-
-
-def seconds(way: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(way())
-    return time.perf_counter() - start
-
-
-def alternated(ways: dict[str, Callable[[], object]], rounds: int, budget: float) -> dict[str, np.ndarray]:
-    """Times of each way, in rounds: all of them see the same state of a shared machine. Slow ways run less often."""
-    once = {name: (seconds(way), seconds(way))[1] for name, way in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(rounds):
-        for name, way in ways.items():
-            often = max(1, int(rounds * min(1, budget / (once[name] * rounds))))
-            times[name].append(seconds(way) if i < often else np.nan)
-    return {name: np.array(values) for name, values in times.items()}
-
-
-def rows(case: str, ours: str, times: dict[str, np.ndarray]) -> list[dict]:
-    table = []
-    for name, values in times.items():
-        low, middle, high = np.nanpercentile(values, [25, 50, 75]) * 1e3
-        ratio = float(np.nanmedian(values / times[ours]))
-        table.append({"case": case, "way": name, "ms": middle, "low": low, "high": high, "ratio": ratio})
-    return table
-
-
 # ---------------------------------------------------------------------------------------------------------- the cases
-
-
-def compile_seconds(function: Callable, *arrays: jax.Array) -> float:
-    start = time.perf_counter()
-    jax.jit(lambda *given: function(*given)).lower(*arrays).compile()  # a new function: nothing is cached
-    return time.perf_counter() - start
 
 
 def measure(batch: int, n: int, rounds: int, budget: float) -> list[dict]:
@@ -161,7 +145,7 @@ def measure(batch: int, n: int, rounds: int, budget: float) -> list[dict]:
     scores = jnp.asarray(rng.normal(size=(batch, n)), jnp.float32)
     labels = jnp.asarray(rng.choice(5, size=(batch, n), p=[0.5, 0.2, 0.15, 0.1, 0.05]), jnp.float32)
     where = jnp.asarray(rng.random((batch, n)) < 0.9)
-    table = []
+    measured = []
     for k in (1, 10, 100, None):
         if k is not None and k >= n:
             continue
@@ -171,12 +155,12 @@ def measure(batch: int, n: int, rounds: int, budget: float) -> list[dict]:
         if k == 10 or k is None:
             ways |= variants(scores, labels, where, k)
         case = f"{batch} x {n}, K={k or 'all'}"
-        table += rows(case, "jaxrank", alternated(ways, rounds, budget))
-        table[-len(ways)]["compile s"] = compile_seconds(ndcg, scores, labels)
-    return table
+        measured += rows(case, "jaxrank", alternated(ways, rounds, budget))
+        measured[-len(ways)]["compile s"] = compile_seconds(ndcg, scores, labels)
+    return measured
 
 
-def variants(scores: jax.Array, labels: jax.Array, where: jax.Array, k: int | None) -> dict[str, Callable[[], object]]:
+def variants(scores: jax.Array, labels: jax.Array, where: jax.Array, k: int | None) -> dict[str, Way]:
     """jaxrank on other dtypes, masks and tie rules."""
     tied = jnp.round(scores * 4)
     given = {
@@ -213,36 +197,12 @@ def latency(rounds: int = 300) -> list[dict]:
     return rows("latency, 1 x 100", "jaxrank under jit", alternated(ways, rounds, budget=60.0))
 
 
-def show(table: list[dict]) -> None:
-    case = None
-    for row in table:
-        if row["case"] != case:
-            case = row["case"]
-            print(f"\n{case:28s} {'ms':>10s} {'quartiles':>19s} {'ratio':>9s}")
-        compiled = f"   compiled in {row['compile s']:.2f} s" if "compile s" in row else ""
-        spread = f"{row['low']:9.3f}-{row['high']:.3f}"
-        print(f"  {row['way']:26s} {row['ms']:10.3f} {spread:>19s} {row['ratio']:8.2f}x{compiled}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="one size, as 1024x1000")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds")
-    parser.add_argument("--budget", type=float, default=3.0, help="seconds that one slow way may take in a case")
-    parser.add_argument("--json", help="write the rows here too")
-    options = parser.parse_args()
+def table(options: argparse.Namespace) -> list[dict]:
     sizes = [tuple(map(int, options.only.split("x")))] if options.only else SIZES
-    print(
-        f"jax {jax.__version__} on {jax.devices()[0].device_kind}; ratio: time over that of jaxrank in the same round"
-    )
-    table = latency() if not options.only else []
-    for batch, n in sizes:
-        table += measure(batch, n, options.repeats, options.budget)
-    show(table)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(table, file, indent=1)
+    measured = [measure(batch, n, options.repeats, options.budget) for batch, n in sizes]
+    return sum(measured, [] if options.only else latency())
 
 
 if __name__ == "__main__":
-    main()
+    options = arguments(__doc__).parse_args()
+    report(table(options), options.json)

@@ -6,7 +6,7 @@ nothing once a shape is compiled.
 
 import difflib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,6 +32,8 @@ def as_array(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
         return _stack(name, value)
     if array.dtype == object:
         return _stack(name, value)
+    if array.dtype.kind in "USMm":
+        raise TypeError(f"{name} must hold real numbers; got dtype {array.dtype}.")
     if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
         return _narrow(name, array)
     if isinstance(value, (list, tuple)) and array.dtype == np.float64:
@@ -52,9 +54,19 @@ def _stack(name: str, value: ArrayLike) -> jax.Array:
         return jnp.asarray(value)
     except (ValueError, TypeError) as error:
         raise TypeError(
-            f"{name} must be an array of real numbers; got {type(value).__name__}. "
-            "Ragged lists must be padded to one length and the padding masked by `where`."
+            f"{name} must be an array of real numbers; got {type(value).__name__}{_content(value)}"
         ) from error
+
+
+def _content(value: object) -> str:
+    """Why the elements make no array."""
+    elements = list(value) if isinstance(value, Iterable) and not isinstance(value, dict) else []
+    if any(isinstance(element, Iterable) and not isinstance(element, str) for element in elements):
+        return ". Ragged lists must be padded to one length and the padding masked by `where`."
+    kinds = ", ".join(dict.fromkeys(type(element).__name__ for element in elements))
+    if isinstance(value, np.ndarray):
+        return f" of {kinds} (dtype {value.dtype}). If they are numbers, give .astype(float)."
+    return f" of {kinds}." if kinds else "."
 
 
 def _narrow(name: str, array: np.ndarray) -> np.ndarray:
@@ -87,12 +99,16 @@ def _check_cutoff(k: object) -> int:
             "k must be known when the function is compiled, but it is traced; "
             "mark it static (jax.jit(f, static_argnames='k')) or close over it."
         )
-    if isinstance(k, (bool, np.bool_)) or not hasattr(k, "__index__"):
-        raise TypeError(f"k must be None, an int or a tuple of ints; got {k!r} of type {type(k).__name__}.")
     try:
+        if isinstance(k, (bool, np.bool_)):
+            raise TypeError
         k = operator.index(k)  # pyright: ignore[reportArgumentType]
-    except TypeError as error:
-        raise TypeError(f"k must be None, an int or a tuple of ints; got {k!r}.") from error
+    except TypeError:
+        misplaced = isinstance(k, (list, np.ndarray, jax.Array))
+        order = " Arguments are scores, labels, k; a mask goes by name, where=..." if misplaced else ""
+        raise TypeError(
+            f"k must be None, an int or a tuple of ints; got {k!r} of type {type(k).__name__}.{order}"
+        ) from None
     if k < 1:
         raise ValueError(f"k must be at least 1; got {k}. Use None for the whole list.")
     return k
@@ -100,14 +116,28 @@ def _check_cutoff(k: object) -> int:
 
 def check_option(name: str, value: object, options: Sequence[str]) -> None:
     if value not in options:
-        near = difflib.get_close_matches(str(value), options, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {value!r}.{hint}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, options))}; got {value!r}.{nearest(value, options)}"
+        )
 
 
-def check_function(name: str, value: object, example: str) -> None:
+def nearest(value: object, options: Sequence[str]) -> str:
+    """A hint at the option that was meant, if one is near."""
+    near = difflib.get_close_matches(str(value), options, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+FUNCTIONS = {
+    "gain_fn": ("jaxrank.exponential_gain", "jaxrank.linear_gain", "jaxrank.table_gain(values)"),
+    "discount_fn": ("jaxrank.log2_discount", "jaxrank.reciprocal_discount", "jaxrank.geometric_discount(p)"),
+    "relaxation": ("jaxrank.neural_sort", "jaxrank.soft_sort"),
+    "reduce_fn": ("jnp.mean", "jnp.sum"),
+}
+
+
+def check_function(name: str, value: object) -> None:
     if not callable(value):
-        raise TypeError(f"{name} must be a function such as jaxrank.{example}; got {value!r}.")
+        raise TypeError(f"{name} must be a function such as {', '.join(FUNCTIONS[name])}; got {value!r}.")
     try:
         hash(value)
     except TypeError as error:
@@ -162,6 +192,8 @@ def as_list(name: str, values: Array, like: Float[Array, "*like n"], axis: int) 
 
 
 def _check_shapes(given: dict[str, Array], axis: int) -> None:
+    if not hasattr(axis, "__index__"):
+        raise TypeError(f"axis must be an int, the list axis; got {axis!r}.")
     shapes = ", ".join(f"{name} {array.shape}" for name, array in given.items())
     for name, array in given.items():
         check_real(name, array)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Shaped
 
 from jaxrank import _arrays, ordering, surrogates
 from jaxrank._gaps import positive
+from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, Checked, DiscountFn, GainFn, Mask, ReduceFn
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain
@@ -21,6 +22,7 @@ from jaxrank.relaxations import neural_sort
 _ROWS = 8  # ranks whose pairs with all items are computed at once
 
 
+@named_keywords
 def smooth_ndcg_loss(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -92,6 +94,7 @@ def smooth_ndcg_loss(
     return _reduced(1 - values, where, weights, reduce_fn, axis)
 
 
+@named_keywords
 def approx_ndcg_loss(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -162,6 +165,7 @@ def approx_ndcg_loss(
     return _reduced(1 - values, where, weights, reduce_fn, axis)
 
 
+@named_keywords
 def lambda_ndcg_loss(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -228,6 +232,7 @@ def lambda_ndcg_loss(
     return _reduced(losses, where, weights, reduce_fn, axis)
 
 
+@named_keywords
 def gumbel_perturb(
     key: Array, scores: ArrayLike, *, num_samples: int, scale: ArrayLike = 1.0, where: ArrayLike = None
 ) -> Float[Array, "samples *batch n"]:
@@ -286,6 +291,7 @@ def _reduced(
         losses = losses * _list_weights(weights, losses)
     if reduce_fn is None:
         return losses
+    _arrays.check_function("reduce_fn", reduce_fn)
     if where is None:
         return reduce_fn(losses)
     counted = jnp.broadcast_to(_mask(where).any(axis=axis), losses.shape)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxrank import _arrays, ordering
+from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, Cutoffs, DiscountFn, GainFn, Lists, Mask, Ranked, Values
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain, gain_shift, is_monotone, power_of_two, shifted_gain
@@ -20,6 +21,7 @@ from jaxrank.gains import exponential_gain, gain_shift, is_monotone, power_of_tw
 TIE_RULES = ("average", "stable", "best", "worst")
 
 
+@named_keywords
 def ndcg_at_k(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -124,6 +126,7 @@ def _within_ideal(dcg: Values, ideal: Values, bad_label: Bool[Array, "*batch 1"]
     return poison(jnp.where(dcg > ideal * slack, jnp.nan, jnp.minimum(dcg, ideal)), bad_label)
 
 
+@named_keywords
 def dcg_at_k(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -187,6 +190,7 @@ def _dcg(scores, labels, where, k, gain_fn, discount_fn, ties, axis, keepdims):
     return _arrays.restore_axis(poison(values, ordering.has_nan(keys)), k, axis, keepdims)
 
 
+@named_keywords
 def ideal_dcg_at_k(
     labels: ArrayLike,
     k: Cutoffs = None,
@@ -243,6 +247,7 @@ def _ideal_dcg(labels, where, k, gain_fn, discount_fn, axis, keepdims):
     return _arrays.restore_axis(values, k, axis, keepdims)
 
 
+@named_keywords
 def ranked_ndcg_at_k(
     relevance: ArrayLike,
     k: Cutoffs = None,
@@ -311,8 +316,8 @@ def _check(scores, labels, where, gain_fn, discount_fn, ties):
 
 
 def check_functions(gain_fn: object, discount_fn: object) -> None:
-    _arrays.check_function("gain_fn", gain_fn, "exponential_gain")
-    _arrays.check_function("discount_fn", discount_fn, "log2_discount")
+    _arrays.check_function("gain_fn", gain_fn)
+    _arrays.check_function("discount_fn", discount_fn)
 
 
 # ------------------------------------------------------------------------------- the parts that the surrogates share

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrank import _arrays, _band, _laplace, ordering
 from jaxrank._band import Band
 from jaxrank._gaps import KEPT, Gaps, any_list, positive, ranked_gaps, scaled
+from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, GainFn, Indices, Lists, Mask, Ranked, Relaxation
 from jaxrank.gains import shifted_gain
 
@@ -29,6 +30,7 @@ CHUNK = 2**13  # scores that are ranked together on CPU
 BLOCK = 16  # items that are compared with all others at once
 
 
+@named_keywords
 def neural_sort(
     scores: ArrayLike, *, k: int | None = None, where: ArrayLike = None, temperature: ArrayLike = 1.0
 ) -> Float[Array, "*batch k n"]:
@@ -63,6 +65,7 @@ def neural_sort(
     return _relaxed_rows(*_check_rows(scores, k, where, temperature), neural_sort)
 
 
+@named_keywords
 def soft_sort(
     scores: ArrayLike, *, k: int | None = None, where: ArrayLike = None, temperature: ArrayLike = 1.0
 ) -> Float[Array, "*batch k n"]:
@@ -97,6 +100,7 @@ def soft_sort(
     return _relaxed_rows(*_check_rows(scores, k, where, temperature), soft_sort)
 
 
+@named_keywords
 def soft_ranks(
     scores: ArrayLike, *, where: ArrayLike = None, temperature: ArrayLike = 1.0, kernel: str = "logistic"
 ) -> Lists:

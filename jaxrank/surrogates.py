@@ -9,12 +9,14 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxrank import _arrays, metrics, ordering, relaxations
+from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, Checked, Cutoffs, DiscountFn, GainFn, Relaxation, Values
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain
 from jaxrank.relaxations import neural_sort
 
 
+@named_keywords
 def smooth_ndcg_at_k(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -103,6 +105,7 @@ def _smooth_ndcg(
     return _arrays.restore_axis(_ndcg(dcg, ideal, empty, lists), k, axis, keepdims)
 
 
+@named_keywords
 def smooth_dcg_at_k(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -173,6 +176,7 @@ def _smooth_dcg(
     return _arrays.restore_axis(poison(metrics.unscaled(dcg, lists.weigh), lists), k, axis, keepdims)
 
 
+@named_keywords
 def approx_ndcg_at_k(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -274,7 +278,7 @@ def check_inputs(
 
 
 def _check_relaxation(relaxation: Checked, balance: Checked, straight_through: bool) -> tuple:
-    _arrays.check_function("relaxation", relaxation, "neural_sort")
+    _arrays.check_function("relaxation", relaxation)
     if isinstance(balance, bool) or not isinstance(balance, int) or balance < 0:
         raise ValueError(f"balance is a number of sweeps, 0 or more; got {balance!r}.")
     return relaxation, balance, bool(straight_through)

@@ -91,7 +91,10 @@ class TrainState(NamedTuple):
 @cache
 def default_optimiser() -> Any:
     """Adam. One object, so that all runs of a process share the compiled step."""
-    import optax
+    try:
+        import optax
+    except ImportError as error:
+        raise ImportError('training is by optax: pip install "jaxrank[train]"') from error
 
     return optax.adam(LEARNING_RATE)
 

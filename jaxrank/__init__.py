@@ -6,6 +6,7 @@ from jaxrank.gains import exponential_gain, linear_gain, table_gain
 from jaxrank.losses import approx_ndcg_loss, gumbel_perturb, lambda_ndcg_loss, smooth_ndcg_loss
 from jaxrank.metrics import dcg_at_k, ideal_dcg_at_k, ndcg_at_k, ranked_ndcg_at_k
 from jaxrank.relaxations import neural_sort, soft_ranks, soft_sort
+from jaxrank.retrieval import retrieval_ndcg_at_k, retrieve_top_k
 from jaxrank.surrogates import approx_ndcg_at_k, smooth_dcg_at_k, smooth_ndcg_at_k
 
 __version__ = "0.1.0"
@@ -26,6 +27,8 @@ __all__ = [
     "presets",
     "ranked_ndcg_at_k",
     "reciprocal_discount",
+    "retrieval_ndcg_at_k",
+    "retrieve_top_k",
     "smooth_dcg_at_k",
     "smooth_ndcg_at_k",
     "smooth_ndcg_loss",

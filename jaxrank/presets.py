@@ -83,8 +83,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 score_dtype="float64",
             ),
             "xgboost": Preset(
-                "Ties go by input order; a list without a relevant item counts as 1 (as 0 in its metric `ndcg-`); lists "
-                "are cut at 32 unless told otherwise; grades are whole, 0 to 31.",
+                "Ties go by input order; a list without a relevant item counts as 1 (as 0 in its metric `ndcg-`); "
+                "lists are cut at 32 unless told otherwise; grades are whole, 0 to 31.",
                 gain_fn=exponential_gain,
                 ties="stable",
                 empty=1.0,

@@ -7,6 +7,7 @@ from jaxrank.losses import approx_ndcg_loss, gumbel_perturb, lambda_ndcg_loss, s
 from jaxrank.metrics import dcg_at_k, ideal_dcg_at_k, ndcg_at_k, ranked_ndcg_at_k
 from jaxrank.relaxations import neural_sort, soft_ranks, soft_sort
 from jaxrank.retrieval import retrieval_ndcg_at_k, retrieve_top_k
+from jaxrank.segments import dense_segments, segment_ndcg_at_k, segment_smooth_ndcg_at_k
 from jaxrank.surrogates import approx_ndcg_at_k, smooth_dcg_at_k, smooth_ndcg_at_k
 
 __version__ = "0.1.0"
@@ -15,6 +16,7 @@ __all__ = [
     "approx_ndcg_at_k",
     "approx_ndcg_loss",
     "dcg_at_k",
+    "dense_segments",
     "exponential_gain",
     "geometric_discount",
     "gumbel_perturb",
@@ -29,6 +31,8 @@ __all__ = [
     "reciprocal_discount",
     "retrieval_ndcg_at_k",
     "retrieve_top_k",
+    "segment_ndcg_at_k",
+    "segment_smooth_ndcg_at_k",
     "smooth_dcg_at_k",
     "smooth_ndcg_at_k",
     "smooth_ndcg_loss",

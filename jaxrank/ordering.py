@@ -47,11 +47,11 @@ def _dense_ranks(values: Shaped[Array, "*batch n"]) -> Int[Array, "*batch n"]:
     """How many distinct values lie below each one."""
     index = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     ascending, order = lax.sort((values, index), num_keys=1)
-    ranks = jnp.cumsum(_starts(ascending), axis=-1, dtype=jnp.int32)
+    ranks = jnp.cumsum(starts(ascending), axis=-1, dtype=jnp.int32)
     return lax.sort((order, ranks), num_keys=1)[1]
 
 
-def _starts(values: Shaped[Array, "*batch n"]) -> Bool[Array, "*batch n"]:
+def starts(values: Shaped[Array, "*batch n"]) -> Bool[Array, "*batch n"]:
     """True where a value differs from the one before it, so False at the first."""
     return jnp.concatenate([jnp.zeros_like(values[..., :1], bool), values[..., 1:] != values[..., :-1]], axis=-1)
 
@@ -283,7 +283,7 @@ def _pairwise_means(values: Ranked, gains: Ranked) -> Ranked:
 
 
 def _means_of_equal(values: Ranked, gains: Ranked) -> Ranked:
-    return group_means(_starts(values), gains)
+    return group_means(starts(values), gains)
 
 
 def group_means(begins: Mask, gains: Ranked) -> Ranked:

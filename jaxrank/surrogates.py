@@ -279,9 +279,13 @@ def check_inputs(
 
 def _check_relaxation(relaxation: Checked, balance: Checked, straight_through: bool) -> tuple:
     _arrays.check_function("relaxation", relaxation)
+    return relaxation, check_balance(balance), bool(straight_through)
+
+
+def check_balance(balance: Checked) -> int:
     if isinstance(balance, bool) or not isinstance(balance, int) or balance < 0:
         raise ValueError(f"balance is a number of sweeps, 0 or more; got {balance!r}.")
-    return relaxation, balance, bool(straight_through)
+    return balance
 
 
 # ------------------------------------------------------------------------------------------------------- DCG, thrice

@@ -109,7 +109,6 @@ class _Catalogue(NamedTuple):
         return places, counts if self.where is None else counts & self.where[places]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(4, 5))
 def search(
     queries: Shaped[Array, "b d"],
     items: Shaped[Array, "m d"],
@@ -117,6 +116,29 @@ def search(
     where: Bool[Array, " m"] | None,
     k: int,
     chunk_size: int | None,
+) -> tuple[Scores, Ids]:
+    """The k best items of each query, equal ones by index; NaN for queries that have no scores."""
+    given = lax.stop_gradient((queries, items))
+    values, indices = _search(*given, exclude, where, k, chunk_size)
+    return _as_scores(queries, items, values, indices), indices
+
+
+@jax.custom_jvp
+def _as_scores(queries: Shaped[Array, "b d"], items: Shaped[Array, "m d"], values: Scores, indices: Ids) -> Scores:
+    """`values` with the gradient of the products that they are: a search itself has none."""
+    return values
+
+
+@_as_scores.defjvp
+def _as_scores_jvp(primals: tuple, tangents: tuple) -> tuple[Scores, Scores]:
+    queries, items, values, indices = primals
+    found = jnp.maximum(indices, 0)
+    tangent = _scores(tangents[0], items, found) + _scores(queries, tangents[1], found)
+    return values, jnp.where(indices < 0, jnp.zeros_like(values), tangent.astype(values.dtype))
+
+
+def _search(
+    queries: Array, items: Array, exclude: Array, where: Array | None, k: int, chunk_size: int | None
 ) -> tuple[Scores, Ids]:
     b, dtype = queries.shape[0], _arrays.result_dtype(queries, items)
     if 0 in queries.shape or 0 in items.shape:
@@ -132,16 +154,6 @@ def search(
     found = lax.map(block, each) if blocks > 1 else block((each[0][0], each[1][0]))
     values, indices = (array.reshape(-1, k)[:b] for array in found)
     return values, indices
-
-
-@search.defjvp
-def _search_jvp(k: int, chunk_size: int | None, primals: tuple, tangents: tuple) -> tuple[tuple, tuple]:
-    queries, items, _, _ = primals
-    values, indices = search(*primals, k, chunk_size)
-    found = jnp.maximum(indices, 0)
-    tangent = _scores(tangents[0], items, found) + _scores(queries, tangents[1], found)
-    tangent = jnp.where(indices < 0, jnp.zeros_like(values), tangent.astype(values.dtype))
-    return (values, indices), (tangent, np.zeros(indices.shape, jax.dtypes.float0))
 
 
 def _split(array: Shaped[Array, "b d"], shape: tuple[int, ...]) -> Shaped[Array, "blocks parts rows d"]:

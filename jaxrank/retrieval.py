@@ -145,7 +145,7 @@ def retrieval_ndcg_at_k(
     return metrics.ranked_ndcg_at_k(
         ranked,
         cutoffs,
-        where=hits.indices >= 0,
+        where=~jnp.isneginf(hits.values),  # what was not retrieved takes no rank
         gain_fn=gain_fn,
         discount_fn=discount_fn,
         empty=empty,
@@ -231,7 +231,7 @@ def _poisoned(values: Scores, indices: Ids) -> tuple[Scores, Ids]:
 def _gathered(values: Scores, indices: Ids, axis_name: Checked) -> tuple[Scores, Ids]:
     """The best of all shards. Their items follow one another, so that position stands for index among equal scores."""
     older = getattr(lax, "all_gather_invariant", None)
-    gather = older or partial(lax.all_gather, to="invariant")
+    gather = older or partial(lax.all_gather, to="invarying")
     values, indices = gather((values, indices), axis_name, axis=1, tiled=True)
     values, places = ordering.top_k(values, values.shape[1] // lax.axis_size(axis_name))
     return values, ordering.take(indices, places)

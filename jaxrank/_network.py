@@ -56,7 +56,13 @@ def apply_mlp(params: PyTree, features: Float[Array, "*batch f"]) -> Float[Array
 
 
 class Standardiser(NamedTuple):
-    """Feature by feature: `log1p` where skewed, less `shift`, times `scale`; a constant feature becomes 0."""
+    """Feature by feature: `log1p` where skewed, less `shift`, times `scale`; a constant feature becomes 0.
+
+    Args:
+      skewed: whether a feature goes through `log1p`.
+      shift: its mean.
+      scale: one over its standard deviation, or 0.
+    """
 
     skewed: Bool[np.ndarray, " f"]
     shift: Float32[np.ndarray, " f"]

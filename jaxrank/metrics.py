@@ -203,6 +203,8 @@ def ideal_dcg_at_k(
 ) -> Float[Array, "..."]:
     """The largest DCG@k that any order of each list has: its k largest gains, descending.
 
+    `ideal DCG@k = sum_{i=1..k} (i-th largest gain) * discount(i)`.
+
     Args:
       labels: `[..., n]`, relevance grades.
       k: cutoff, an int; None for the whole list; or a tuple of ints.

@@ -21,7 +21,14 @@ OnResamples = Callable[[int], object]
 
 
 class System(NamedTuple):
-    """One system's mean over the lists, with a bootstrap interval."""
+    """One system's mean over the lists, with a bootstrap interval.
+
+    Args:
+      name: of the system.
+      mean: of its values.
+      low: lower end of the interval.
+      high: upper end.
+    """
 
     name: str
     mean: float
@@ -148,6 +155,12 @@ def compare(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's correction of p-values, in their order: the i-th smallest of m counts m - i + 1 times, and never falls.
+
+    Args:
+      p_values: one for each test.
+
+    Returns:
+      The corrected p-values, in the same order, at most 1.
 
     Example:
       >>> holm([0.01, 0.04, 0.03])

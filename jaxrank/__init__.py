@@ -8,11 +8,13 @@ from jaxrank.metrics import dcg_at_k, ideal_dcg_at_k, ndcg_at_k, ranked_ndcg_at_
 from jaxrank.relaxations import neural_sort, soft_ranks, soft_sort
 from jaxrank.retrieval import retrieval_ndcg_at_k, retrieve_top_k
 from jaxrank.segments import dense_segments, segment_ndcg_at_k, segment_smooth_ndcg_at_k
+from jaxrank.streaming import RankingMean
 from jaxrank.surrogates import approx_ndcg_at_k, smooth_dcg_at_k, smooth_ndcg_at_k
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "RankingMean",
     "approx_ndcg_at_k",
     "approx_ndcg_loss",
     "dcg_at_k",

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core, lax
+from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxrank import _arrays
@@ -63,20 +63,11 @@ class RankingMean:
 
         state = functools.reduce(RankingMean.merge, (eval_step(params, batch) for batch in batches))
 
-    In a flax nnx module:
+    With flax nnx, beside the model:
 
-        class MeanNDCG(nnx.Metric):
-            def __init__(self):
-                self.state = nnx.metrics.MetricState(RankingMean.empty())
-
-            def reset(self):
-                self.state.set_value(RankingMean.empty())
-
-            def update(self, values, **options):
-                self.state.set_value(self.state.get_value().update(values, **options))
-
-            def compute(self):
-                return self.state.get_value().mean
+        @nnx.jit
+        def eval_step(model, state, batch):
+            return state.update(ndcg(model, batch), where=batch["real"])
 
     References:
       Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance (merging); Knuth (1997), The art of
@@ -91,14 +82,13 @@ class RankingMean:
     @classmethod
     def empty(cls, shape: Checked = ()) -> "RankingMean":
         """Of no values yet. With a `shape`, one mean for each entry: `(2,)` for two cutoffs."""
-        sums = jnp.zeros((*shape, 4), float)
-        return cls(sums, sums, jnp.zeros(shape, jnp.int32))
+        return cls(jnp.zeros((*shape, 4), float), jnp.zeros((*shape, 4), float), jnp.zeros(shape, jnp.int32))
 
     def update(self, values: ArrayLike, where: ArrayLike = None, weights: ArrayLike = None) -> "RankingMean":
         """With more values.
 
         Args:
-          values: `[..., *shape]`; a NaN that is counted makes the mean NaN for good, so that it is seen.
+          values: `[..., *shape]`; one that is counted and NaN or infinite makes the mean NaN for good, to be seen.
           where: true for values that count; of the shape of `values`, or `[...]`, one a list. Another is never looked
             at, NaN or not.
           weights: of either shape, not negative; a weight of 0 does not count, as `where`.
@@ -107,7 +97,7 @@ class RankingMean:
           The new state.
 
         Raises:
-          ValueError: if the shapes do not fit, or a weight is known and negative (the mean is NaN if it is traced).
+          ValueError: if the shapes do not fit, or a weight is negative (on a device the mean is NaN instead).
           TypeError: if an input does not hold real numbers.
         """
         return _update(self, _arrays.as_array("values", values), _arrays.as_mask(where), _check_weights(weights))
@@ -131,15 +121,12 @@ class RankingMean:
     @property
     def mean(self) -> Float[Array, "..."]:
         """`[*shape]`; NaN of no values."""
-        return _ratio(_value(self, TOTAL), _value(self, WEIGHT), math.nan)
+        return _mean(self)
 
     @property
     def stderr(self) -> Float[Array, "..."]:
         """`[*shape]`, the standard error of the mean, for values that are independent; NaN of fewer than two."""
-        weight = _value(self, WEIGHT)
-        share = _ratio(_ratio(_value(self, WEIGHTS_SQUARED), weight, 1.0), weight, 1.0)  # 1 / n for equal weights
-        variance = _ratio(_value(self, SQUARE), weight, math.nan) * _ratio(share, 1 - share, math.nan)
-        return jnp.where(self.count > 1, jnp.sqrt(variance), jnp.nan)
+        return _stderr(self)
 
 
 @partial(jax.jit, inline=True)
@@ -150,6 +137,19 @@ def _merge(state: RankingMean, other: RankingMean) -> RankingMean:
     sums, error = _two_sum(state.sums, other.sums)
     sums, rest = _two_sum(sums, (error + (state.rest + other.rest)).at[..., SQUARE].add(between))
     return RankingMean(sums, rest, state.count + other.count)
+
+
+@partial(jax.jit, inline=True)
+def _mean(state: RankingMean) -> Float[Array, "..."]:
+    return _ratio(_value(state, TOTAL), _value(state, WEIGHT), math.nan)
+
+
+@partial(jax.jit, inline=True)
+def _stderr(state: RankingMean) -> Float[Array, "..."]:
+    weight = _value(state, WEIGHT)
+    share = _ratio(_ratio(_value(state, WEIGHTS_SQUARED), weight, 1.0), weight, 1.0)  # 1 / n for equal weights
+    variance = _ratio(_value(state, SQUARE), weight, math.nan) * _ratio(share, 1 - share, math.nan)
+    return jnp.where(state.count > 1, jnp.sqrt(variance), jnp.nan)
 
 
 def _value(state: RankingMean, which: int) -> Float[Array, "..."]:
@@ -169,8 +169,8 @@ def _two_sum(a: Values, b: Values) -> tuple[Values, Values]:
 
 def _check_weights(weights: ArrayLike) -> jax.Array | np.ndarray | None:
     array = _arrays.as_optional("weights", weights)
-    if array is not None and not isinstance(array, core.Tracer) and (np.asarray(array) < 0).any():
-        raise ValueError(f"weights must not be negative; got {np.asarray(array).min()}.")
+    if isinstance(array, np.ndarray) and (array < 0).any():  # one on a device is not waited for
+        raise ValueError(f"weights must not be negative; got {array.min()}.")
     return array
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import typer
 from jaxtyping import Float32
 
-from jaxrank._evaluate_command import Gain, Missing, PresetName, Settings, Source, Ties, ndcg_values
+from jaxrank._evaluate_command import Gain, Missing, PresetName, Settings, Source, Ties
 from jaxrank._evaluate_command import _settings as settings_of
-from jaxrank._evaluate_command import _trec as read_trec
+from jaxrank._evaluate_command import trec_source as read_trec
 from jaxrank.data import DataError
 from jaxrank.significance import Comparison, Pair, compare
 
@@ -89,7 +89,7 @@ def _check_plot(path: Path | None) -> None:
 
 def _read(qrels: Path, runs: list[Path], settings: Settings) -> Runs:
     sources = [read_trec(qrels, run, settings) for run in runs]
-    by_query = [_by_query(source, settings) for source in sources]
+    by_query = [_by_query(source) for source in sources]
     common = [query for query in by_query[0] if all(query in values for values in by_query)]
     if len(common) < 2:
         raise DataError(f"the runs have {len(common)} judged queries in common; expected 2 or more")
@@ -98,9 +98,8 @@ def _read(qrels: Path, runs: list[Path], settings: Settings) -> Runs:
     return Runs(_names(runs), tuple(common), values, len(every) - len(common))
 
 
-def _by_query(source: Source, settings: Settings) -> dict[str, float]:
-    values = ndcg_values(source.lists, settings)[:, 0].tolist()
-    return dict(zip(source.lists.queries, values, strict=True))
+def _by_query(source: Source) -> dict[str, float]:
+    return dict(zip(source.queries, source.values[:, 0].tolist(), strict=True))
 
 
 def _names(runs: list[Path]) -> list[str]:

@@ -2,12 +2,16 @@
 
 import json
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+
+from jaxrank.data._files import Watch
 
 Format = StrEnum("Format", ["table", "tsv", "json"])
 SOME = 5  # names in a note
@@ -53,6 +57,30 @@ def show(report: Report, *, per_query: bool, format: Format) -> None:
         _print_table(report, per_query)
     for note in _notes(report):
         print(note, file=sys.stderr)
+
+
+@contextmanager
+def reading_bar() -> Iterator[Callable[[str], Watch | None]]:
+    """Makes a bar for each file that is read, on standard error where that is a terminal."""
+    if not sys.stderr.isatty():  # no need to import what would draw nothing
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield lambda name: _file_bar(progress, name)
+
+
+def _file_bar(progress: Any, name: str) -> Watch:
+    task, start = progress.add_task(f"reading {name}", pace=""), time.monotonic()
+
+    def watch(lines: int, done: int, size: int) -> None:
+        pace = f"{lines:,} lines, {lines / max(time.monotonic() - start, 1e-6):,.0f} lines/s"
+        progress.update(task, completed=done, total=size, pace=pace)
+
+    return watch
 
 
 def _as_json(report: Report, per_query: bool) -> dict[str, Any]:

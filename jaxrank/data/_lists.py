@@ -1,9 +1,13 @@
 """Lists of any length as flat columns: what the readers return and batching takes."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int, Integer
+from jaxtyping import Bool, Float32, Float64, Int, Integer
+
+BLOCK_ROWS = 500_000  # of a long file that are held at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +62,32 @@ def _read_only(column: np.ndarray) -> np.ndarray:
     view = column.view()  # the caller's own array stays as it is
     view.flags.writeable = False
     return view
+
+
+class Share(NamedTuple):
+    """The lists of one process of several: those at its place when lists are dealt round."""
+
+    index: int = 0
+    count: int = 1
+
+    def owns(self, positions: Int[np.ndarray, " lists"]) -> Bool[np.ndarray, " lists"]:
+        return positions % self.count == self.index
+
+
+WHOLE = Share()
+
+
+def in_blocks(parts: Iterable[Any], rows: int | None) -> Iterator[list[Any]]:
+    """Parts together, until they have that many rows (their `labels` count); all of them together by default."""
+    block, count = [], 0
+    for part in parts:
+        block.append(part)
+        count += len(part.labels)
+        if rows is not None and count >= rows:
+            yield block
+            block, count = [], 0
+    if block:
+        yield block
 
 
 def as_float32(

@@ -14,11 +14,12 @@ from jaxrank.data._files import (
     FLOAT32_MAX,
     DataError,
     Path,
-    decoded,
+    Watch,
+    block_lines,
     float32_number,
+    line_blocks,
     malformed,
     numbered_lines,
-    open_binary,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ else:
 BLOCK_BYTES = 2 << 20  # hash tables over the documents of a block stay in cache: twice as fast as with 8 MiB
 PARSE_BYTES = 1 << 19  # PyArrow's threads share a block in pieces of this size
 SPACES = bytes.maketrans(b"\t\r\v\f", b"    ")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Layout(NamedTuple):
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
     numbers: Float64[np.ndarray, " rows"]
 
 
-def read_rows(path: Path, layout: Layout) -> Iterator[Rows]:
+def read_rows(path: Path, layout: Layout, watch: Watch | None = None) -> Iterator[Rows]:
     """Yields the lines of a file, block by block.
 
     Raises:
@@ -64,7 +64,8 @@ def read_rows(path: Path, layout: Layout) -> Iterator[Rows]:
     except ImportError as error:
         raise ImportError('TREC files are read with PyArrow: pip install "jaxrank[cli]"') from error
     some = False
-    for first, block in _blocks(path):
+    for first, lines in line_blocks(path, BLOCK_BYTES, watch):
+        block = _single_spaced(lines)
         rows = _parse(block, layout)
         if rows is None:
             block = _checked(path, first, block, layout)
@@ -74,18 +75,6 @@ def read_rows(path: Path, layout: Layout) -> Iterator[Rows]:
             yield rows
     if not some:
         raise DataError(f"{path}: no lines; expected {layout.expected}")
-
-
-def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Blocks of whole lines, single spaces between columns, with the number of the block's first line."""
-    number, rest = 1, b""
-    with open_binary(path) as file:
-        rest = file.read(BLOCK_BYTES).removeprefix(BYTE_ORDER_MARK)
-        while chunk := file.read(BLOCK_BYTES):
-            lines, newline, rest = (rest + chunk).rpartition(b"\n")
-            yield number, _single_spaced(lines + newline)
-            number += lines.count(b"\n") + len(newline)
-    yield number, _single_spaced(rest)
 
 
 def _single_spaced(block: bytes) -> bytes:
@@ -127,16 +116,12 @@ def _converted(block: bytes, layout: Layout, parse_bytes: int) -> Rows:
 
 def _checked(path: Path, first: int, block: bytes, layout: Layout) -> bytes:
     """The block with every line checked, and cut to its columns."""
-    lines = [
-        _checked_line(path, number, line, layout)
-        for number, line in enumerate(block.split(b"\n"), first)
-        if line.strip()
-    ]
+    lines = [_checked_line(path, number, line, layout) for number, line in block_lines(path, first, block)]
     return "\n".join(lines).encode()
 
 
-def _checked_line(path: Path, number: int, line: bytes, layout: Layout) -> str:
-    fields, wanted = decoded(path, number, line).split(" "), len(layout.columns)
+def _checked_line(path: Path, number: int, line: str, layout: Layout) -> str:
+    fields, wanted = line.split(" "), len(layout.columns)
     if len(fields) < wanted or (len(fields) > wanted and not layout.words_after):
         raise malformed(path, number, f"{len(fields)} columns in {' '.join(fields)[:80]!r}", layout.expected)
     row = dict(zip(layout.columns, fields, strict=False))

@@ -5,13 +5,14 @@ are chosen for the lengths at hand: the fewest buckets that keep padding below t
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Integer
 
 from jaxrank.data._lists import RankingLists
 
+SLACK = 0.05  # more padding than asked for, before another shape is compiled
 MAX_EDGES = 512  # candidate edges; more would cost time and gain nothing
 
 
@@ -142,6 +143,7 @@ def padded_batches(
     max_slots: int = 1 << 20,
     max_padding: float = 0.12,
     rng: np.random.Generator | int | None = None,
+    shapes: dict[int, int] | None = None,
 ) -> Iterator[Batch]:
     """Yields every list once, in padded batches: one epoch.
 
@@ -152,6 +154,8 @@ def padded_batches(
       max_padding: share of slots that may be empty.
       rng: a generator, or a seed, that shuffles lists and batches; without it the order is that of the lists, shortest
         bucket first. Pass one generator to every epoch to have each in a new order.
+      shapes: lengths and rows of earlier batches, which serve again while they keep padding low, and are added to. Pass
+        one dict with every part of a long file, and the parts share compilations.
 
     Returns:
       An iterator of batches. Shapes repeat: one for each bucket, the same in every epoch.
@@ -165,11 +169,29 @@ def padded_batches(
       >>> batch.labels.tolist(), batch.where.tolist()
       ([[1.0, 0.0], [3.0, 0.0]], [[True, True], [True, False]])
     """
-    buckets = length_buckets(lists.lengths, batch_size=batch_size, max_slots=max_slots, max_padding=max_padding)
+    options = {"batch_size": batch_size, "max_slots": max_slots, "max_padding": max_padding}
+    buckets = (
+        length_buckets(lists.lengths, **options) if shapes is None else _shared_buckets(lists.lengths, shapes, options)
+    )
     generator = None if rng is None else np.random.default_rng(rng)
     offsets = lists.offsets
     for bucket, chosen in _epoch(buckets, generator):
         yield _padded(lists, offsets, bucket, chosen)
+
+
+def _shared_buckets(
+    lengths: Integer[np.ndarray, " lists"], shapes: dict[int, int], options: dict[str, Any]
+) -> list[Bucket]:
+    """Buckets of the shapes there are; if those would pad too much, of more shapes."""
+    slots = np.maximum(lengths, 1)
+    edges = np.array(sorted(shapes), np.int64)
+    padded = edges[np.minimum(np.searchsorted(edges, slots), len(edges) - 1)] if len(edges) else np.zeros_like(slots)
+    if (padded < slots).any() or padded.sum() * (1 - options["max_padding"] - SLACK) >= slots.sum():
+        fresh = {bucket.length: bucket.rows for bucket in length_buckets(lengths, **options)}
+        shapes.update(fresh | shapes)
+        edges = np.array(sorted(shapes), np.int64)
+    member = edges[np.searchsorted(edges, slots)]
+    return [Bucket(np.flatnonzero(member == edge), shapes[int(edge)], int(edge)) for edge in np.unique(member)]
 
 
 def _epoch(buckets: list[Bucket], rng: np.random.Generator | None) -> list[tuple[Bucket, Int[np.ndarray, " chosen"]]]:

@@ -1,25 +1,26 @@
 """Learning-to-rank files: SVMlight lines, with `qid:` or with group sizes in a file of their own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from os import fspath
 from os.path import exists
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Bool, Float32, Int
 
 from jaxrank.data._files import (
     DataError,
+    NumberColumn,
     Path,
-    float32_number,
+    Watch,
     malformed,
-    numbered_lines,
-    open_binary,
+    number_blocks,
     read_numbers,
 )
-from jaxrank.data._lists import RankingLists, as_float32
+from jaxrank.data._lists import BLOCK_ROWS, WHOLE, RankingLists, Share, as_float32, in_blocks
+from jaxrank.data._svmlight import EXPECTED, Rows, check_lines, data_lines, read_rows
 
-EXPECTED = "label qid:query index:value ..., as in: 2 qid:1 1:0.5 3:1.25"
 MAX_FEATURES = 100_000  # features become a dense array; an index above this is a slip or another kind of data
 
 
@@ -61,81 +62,205 @@ def read_letor(
       https://www.microsoft.com/en-us/research/project/mslr/ and, for group sizes,
       https://lightgbm.readthedocs.io/en/stable/Parameters.html#query-data
     """
-    matrix, labels, ids = _load(path, n_features, zero_based)
-    group = group or (None if len(ids) else _sibling(path))
-    names, lengths = _groups(path, ids, len(labels)) if group is None else _group_file(path, group, ids, len(labels))
+    options = LetorOptions(group, scores, features, n_features, zero_based)
+    return map_letor(lambda lists: lists, path, options, block_rows=None).parts[0]
+
+
+class LetorOptions(NamedTuple):
+    """Those of `read_letor`."""
+
+    group: Path | None = None
+    scores: Path | None = None
+    features: bool = True
+    n_features: int | None = None
+    zero_based: bool = False
+
+
+class MappedLists(NamedTuple):
+    """What `map_letor` made of the lists of a share, and the names of all queries."""
+
+    parts: list[Any]
+    queries: tuple[str, ...]
+
+
+def map_letor(
+    use: Callable[[RankingLists], Any],
+    path: Path,
+    options: LetorOptions,
+    *,
+    share: Share = WHOLE,
+    block_rows: int | None = BLOCK_ROWS,
+    watch: Watch | None = None,
+) -> MappedLists:
+    """Applies `use` to the lists of `read_letor`, some `block_rows` at a time, and keeps only what it gives."""
+    queries: list[str] = []
+
+    def own() -> Iterator[_Part]:
+        for part in _parts(path, options, watch):
+            owned = share.owns(np.arange(len(queries), len(queries) + len(part.queries)))
+            queries.extend(part.queries)
+            if owned.any():
+                yield part.select(owned)
+
+    parts = [use(_together(path, block)) for block in in_blocks(own(), block_rows)]
+    return MappedLists(parts, tuple(queries))
+
+
+class _Part(NamedTuple):
+    """Some queries with all their rows."""
+
+    queries: tuple[str, ...]
+    lengths: Int[np.ndarray, " lists"]
+    labels: Float32[np.ndarray, " rows"]
+    scores: Float32[np.ndarray, " rows"] | None
+    features: Any  # a sparse matrix, or None
+
+    def select(self, keep: Bool[np.ndarray, " lists"]) -> "_Part":
+        if keep.all():
+            return self
+        rows = np.repeat(keep, self.lengths)
+        queries = tuple(query for query, kept in zip(self.queries, keep, strict=True) if kept)
+        scores, features = (None if column is None else column[rows] for column in (self.scores, self.features))
+        return _Part(queries, self.lengths[keep], self.labels[rows], scores, features)
+
+
+def _together(path: Path, parts: list[_Part]) -> RankingLists:
+    queries, lengths, labels, scores, features = zip(*parts, strict=True)
     return RankingLists(
-        names,
-        lengths,
-        labels,
-        None if scores is None else _scores(path, scores, lengths),
-        _dense(path, matrix) if features else None,
+        tuple(chain(*queries)),
+        np.concatenate(lengths),
+        np.concatenate(labels),
+        None if scores[0] is None else np.concatenate(scores),
+        None if features[0] is None else _dense(path, features),
     )
 
 
-def _load(path: Path, n_features: int | None, zero_based: bool) -> tuple[Any, Float32[np.ndarray, " rows"], Any]:
-    try:
-        from sklearn.datasets import load_svmlight_file
-    except ImportError as error:
-        raise ImportError('LETOR files are read with scikit-learn: pip install "jaxrank[cli]"') from error
-    try:
-        with open_binary(path) as file:
-            matrix, labels, ids = load_svmlight_file(
-                file,
-                n_features=n_features,
-                dtype=np.float32,  # pyright: ignore[reportArgumentType]
-                zero_based=zero_based,  # pyright: ignore[reportArgumentType]
-                query_id=True,
-            )
-    except DataError:
-        raise
-    except (ValueError, OverflowError) as error:
-        _check_lines(path, n_features, zero_based)
-        raise DataError(f"{path}: {error}; expected {EXPECTED}") from error
-    labels = labels.astype(np.float32)
-    if not (np.isfinite(labels).all() and np.isfinite(matrix.data).all() and len(ids) in (0, len(labels))):
-        _check_lines(path, n_features, zero_based)
-    if not len(labels):
-        raise DataError(f"{path}: no lines; expected {EXPECTED}")
-    return matrix, labels, ids
+def _dense(path: Path, matrices: tuple[Any, ...]) -> Float32[np.ndarray, "rows f"]:
+    width = max(matrix.shape[1] for matrix in matrices)
+    if width > MAX_FEATURES:
+        raise DataError(f"{path}: feature index {width}; expected at most {MAX_FEATURES}, for a dense array")
+    dense, row = np.zeros((sum(matrix.shape[0] for matrix in matrices), width), np.float32), 0
+    for matrix in matrices:
+        dense[row : row + matrix.shape[0], : matrix.shape[1]] = matrix.toarray()
+        row += matrix.shape[0]
+    return dense
 
 
-def _dense(path: Path, matrix: Any) -> Float32[np.ndarray, "rows f"]:
-    if matrix.shape[1] > MAX_FEATURES:
-        raise DataError(f"{path}: feature index {matrix.shape[1]}; expected at most {MAX_FEATURES}, for a dense array")
-    return matrix.toarray()
+def _parts(path: Path, options: LetorOptions, watch: Watch | None) -> Iterator[_Part]:
+    column = None if options.scores is None else NumberColumn(options.scores, "the score of a row")
+    for queries, lengths, rows in _queries(path, options, watch):
+        values = None if column is None else column.take(len(rows.labels))
+        if values is not None and len(values) < len(rows.labels):
+            raise _score_misfit(path, options.scores)
+        scores = None if values is None else as_float32(values, lengths)
+        yield _Part(queries, lengths, rows.labels, scores, rows.features)
+    if column is not None and not column.ended():
+        raise _score_misfit(path, options.scores)
 
 
-def _groups(path: Path, ids: Any, rows: int) -> tuple[tuple[str, ...], Int[np.ndarray, " lists"]]:
-    if not len(ids):
-        raise DataError(
-            f"{path}: no qid on any line; expected {EXPECTED}, or a group file with the number of rows of each query, "
-            f"a line each, beside it as {_stem(path)}.query"
-        )
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(ids)) + 1])
-    names, first = np.unique(ids[starts], return_index=True)
-    if len(names) < len(starts):
-        again = starts[np.setdiff1d(np.arange(len(starts)), first)[0]]
-        raise malformed(
-            path, _line_of(path, int(again)), f"query {ids[again]} again, after other queries", "its lines together"
-        )
-    return tuple(map(str, ids[starts])), np.diff(starts, append=rows)
+def _score_misfit(path: Path, scores: Any) -> DataError:
+    count = sum(map(len, number_blocks(scores, "the score of a row")))
+    return DataError(f"{scores}: {count} scores but {path} has {_count(path)} rows; expected a score for each row")
 
 
-def _group_file(path: Path, group: Path, ids: Any, rows: int) -> tuple[tuple[str, ...], Int[np.ndarray, " lists"]]:
+# Queries: whole ones, where the blocks of a file end anywhere.
+
+Queries = Iterator[tuple[tuple[str, ...], Int[np.ndarray, " lists"], Rows]]  # names, lengths and rows
+
+
+def _queries(path: Path, options: LetorOptions, watch: Watch | None) -> Queries:
+    blocks = read_rows(path, options.features, options.n_features, options.zero_based, watch)
+    first = next(blocks)
+    blocks, with_ids = chain([first], blocks), len(first.ids) > 0
+    group = options.group or (None if with_ids else _sibling(path))
+    if group is not None:
+        return _by_size(path, group, blocks, with_ids)
+    if with_ids:
+        return _by_id(path, blocks)
+    check_lines(path, data_lines(path), options.n_features, options.zero_based)  # later lines may have one
+    raise DataError(
+        f"{path}: no qid on any line; expected {EXPECTED}, or a group file with the number of rows of each query, "
+        f"a line each, beside it as {_stem(path)}.query"
+    )
+
+
+def _by_id(path: Path, blocks: Iterable[Rows]) -> Queries:
+    seen, row = set(), 0
+    for rows in _whole(blocks):
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(rows.ids)) + 1])
+        for start, query in zip(starts.tolist(), rows.ids[starts].tolist(), strict=True):
+            if query in seen:
+                line = _line_of(path, row + start)
+                raise malformed(path, line, f"query {query} again, after other queries", "its lines together")
+            seen.add(query)
+        yield tuple(map(str, rows.ids[starts])), np.diff(starts, append=len(rows.ids)), rows
+        row += len(rows.ids)
+
+
+def _by_size(path: Path, group: Path, blocks: Iterable[Rows], with_ids: bool) -> Queries:
+    sizes, done, rows = _sizes(group), 0, None
+    for lengths, rows in _by_id_or_place(path, blocks, sizes, with_ids):
+        stop = int(rows.ids[-1]) + 1 if lengths is None else done + len(lengths)
+        same = lengths is None or np.array_equal(lengths, sizes[done:stop])
+        if not same or len(rows.labels) != sizes[done:stop].sum():
+            raise _size_misfit(path, group, sizes)
+        yield _numbers(done, stop), sizes[done:stop], rows
+        done = stop
+    if sizes[done:].any() or (with_ids and done < len(sizes)):
+        raise _size_misfit(path, group, sizes)
+    if rows is not None and done < len(sizes):
+        yield _numbers(done, len(sizes)), sizes[done:], rows.between(0, 0)
+
+
+def _by_id_or_place(path: Path, blocks: Iterable[Rows], sizes: Any, with_ids: bool) -> Iterator[tuple[Any, Rows]]:
+    """Whole queries: with their lengths by qid, or with the number of each row's query by the sizes."""
+    if with_ids:
+        yield from ((lengths, rows) for _, lengths, rows in _by_id(path, blocks))
+        return
+    yield from ((None, rows) for rows in _whole(_numbered(blocks, np.cumsum(sizes))))
+
+
+def _numbered(blocks: Iterable[Rows], ends: Int[np.ndarray, " lists"]) -> Iterator[Rows]:
+    row = 0
+    for rows in blocks:
+        stop = row + len(rows.labels)
+        yield rows._replace(ids=np.searchsorted(ends, np.arange(row, stop), side="right"))
+        row = stop
+
+
+def _whole(blocks: Iterable[Rows]) -> Iterator[Rows]:
+    """Rows whose last query goes on no further."""
+    open_query: list[Rows] = []
+    for rows in blocks:
+        cut = int(np.flatnonzero(np.diff(rows.ids, prepend=rows.ids[0] - 1))[-1])
+        if cut == 0 and (not open_query or open_query[-1].ids[-1] == rows.ids[0]):
+            open_query.append(rows)
+            continue
+        yield Rows.together([*open_query, rows.between(0, cut)])
+        open_query = [rows.between(cut, len(rows.ids))]
+    yield Rows.together(open_query)
+
+
+def _sizes(group: Path) -> Int[np.ndarray, " lists"]:
     sizes = read_numbers(group, "the number of rows of a query")
     wrong = np.flatnonzero((sizes < 0) | (sizes != np.floor(sizes)) | np.isinf(sizes))
     if len(wrong):
-        found = f"{sizes[wrong[0]]:g}"
-        raise malformed(group, _line_of(group, int(wrong[0])), found, "the number of rows of a query, 0 or more")
-    if sizes.sum() != rows:
-        raise DataError(
-            f"{group}: the sizes of {len(sizes)} queries add up to {sizes.sum():.0f} but {path} has {rows} rows; "
-            f"expected the group file of the same data"
-        )
-    if len(ids) and not np.array_equal(_groups(path, ids, rows)[1], sizes):
-        raise DataError(f"{group}: sizes differ from the qid of {path}; expected one of the two, or both the same")
-    return tuple(str(number) for number in range(1, len(sizes) + 1)), sizes.astype(np.int64)
+        found, line = f"{sizes[wrong[0]]:g}", _line_of(group, int(wrong[0]))
+        raise malformed(group, line, found, "the number of rows of a query, 0 or more")
+    return sizes.astype(np.int64)
+
+
+def _size_misfit(path: Path, group: Path, sizes: Int[np.ndarray, " lists"]) -> DataError:
+    if sizes.sum() == _count(path):
+        return DataError(f"{group}: sizes differ from the qid of {path}; expected one of the two, or both the same")
+    return DataError(
+        f"{group}: the sizes of {len(sizes)} queries add up to {sizes.sum()} but {path} has {_count(path)} rows; "
+        f"expected the group file of the same data"
+    )
+
+
+def _numbers(start: int, stop: int) -> tuple[str, ...]:
+    return tuple(str(number + 1) for number in range(start, stop))
 
 
 def _sibling(path: Path) -> Path | None:
@@ -147,67 +272,9 @@ def _stem(path: Path) -> str:
     return fspath(path).removesuffix(".gz")
 
 
-def _scores(path: Path, scores: Path, lengths: Int[np.ndarray, " lists"]) -> Float32[np.ndarray, " rows"]:
-    values = read_numbers(scores, "the score of a row")
-    if len(values) != lengths.sum():
-        raise DataError(
-            f"{scores}: {len(values)} scores but {path} has {lengths.sum()} rows; expected a score for each row"
-        )
-    return as_float32(values, lengths)
-
-
-# scikit-learn's errors name no line, and it accepts NaN and lines without a qid: those files are read again.
-
-
-def _data_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in numbered_lines(path):
-        fields = line.partition("#")[0].split()
-        if fields:
-            yield number, fields
-
-
 def _line_of(path: Path, row: int) -> int:
-    return next(number for i, (number, _) in enumerate(_data_lines(path)) if i == row)
+    return next(number for i, (number, _) in enumerate(data_lines(path)) if i == row)
 
 
-def _check_lines(path: Path, n_features: int | None, zero_based: bool) -> None:
-    """Raises at the first malformed line."""
-    with_query = None
-    for number, (label, *rest) in _data_lines(path):
-        has_query = bool(rest) and rest[0].startswith("qid:")
-        with_query = has_query if with_query is None else with_query
-        _check_number(path, number, label, "label", float)
-        if has_query != with_query:
-            raise malformed(path, number, f"{'a' if has_query else 'no'} qid, unlike the lines before", EXPECTED)
-        if has_query:
-            _check_number(path, number, rest.pop(0).removeprefix("qid:"), "qid", int)
-        _check_features(path, number, rest, n_features, zero_based)
-
-
-def _check_features(path: Path, number: int, fields: list[str], n_features: int | None, zero_based: bool) -> None:
-    first = last = -1 if zero_based else 0
-    for field in fields:
-        index, colon, value = field.partition(":")
-        if not colon:
-            raise malformed(path, number, f"{field!r}", "index:value")
-        index = _check_number(path, number, index, "feature index", int)
-        if index <= last:
-            hint = " (pass zero_based=True for a file that counts from 0)" if index == 0 == first else ""
-            raise malformed(path, number, f"feature index {index}", f"one above {last}{hint}")
-        if n_features is not None and index > n_features + first:
-            raise malformed(path, number, f"feature index {index}", f"at most {n_features + first}, as in other files")
-        _check_number(path, number, value, f"value of feature {index}", float)
-        last = index
-
-
-def _check_number(path: Path, number: int, text: str, what: str, kind: type) -> Any:
-    try:
-        return _whole_number(text) if kind is int else float32_number(text, infinite=False)
-    except ValueError as error:
-        raise malformed(path, number, f"{what} {text!r}", str(error)) from error
-
-
-def _whole_number(text: str) -> int:
-    if not text.lstrip("-").isdecimal() or abs(int(text)) >= 2**63:
-        raise ValueError("a whole number of at most 64 bits")
-    return int(text)
+def _count(path: Path) -> int:
+    return sum(1 for _ in data_lines(path))

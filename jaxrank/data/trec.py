@@ -7,17 +7,17 @@ line, however long it is.
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions when it is imported
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int
+from jaxtyping import Bool, Float32, Int
 
-from jaxrank.data._files import DataError, Path, malformed, numbered_lines
-from jaxrank.data._lists import RankingLists, as_float32
-from jaxrank.data._tables import Layout, Rows, Strings, first_line, read_rows
+from jaxrank.data._files import DataError, Path, Watch, malformed
+from jaxrank.data._groups import Group, ScatteredError, brought_together, grouped, refuse_duplicates
+from jaxrank.data._lists import BLOCK_ROWS, WHOLE, RankingLists, Share, as_float32, in_blocks
+from jaxrank.data._tables import Layout, Strings, first_line
 
 SCATTERED_LINES = 5_000_000  # a run that is not grouped by query is sorted in memory, up to this length
 QRELS = Layout(("query", "iteration", "document", "grade"), "grade", words_after=False, infinite=False)
@@ -27,13 +27,27 @@ RUN_WITHOUT_RANK = Layout(("query", "Q0", "document", "score", "tag"), "score", 
 
 @dataclass(frozen=True, eq=False)
 class Qrels:
-    """Judgements of a qrels file: for each query, its documents and their grades."""
+    """Judgements of a qrels file: for each query, its documents and their grades.
+
+    Args:
+      documents: the ids of the documents judged for each query.
+      grades: their grades, in the same order.
+    """
 
     documents: dict[str, Strings]
     grades: dict[str, Float32[np.ndarray, " documents"]]
 
     def __len__(self) -> int:
         return len(self.documents)
+
+
+class MappedRun(NamedTuple):
+    """What `map_run` made of the lists of a share, and the names of all queries, in the order of `read_run`."""
+
+    parts: list[Any]
+    queries: tuple[str, ...]
+    missing: tuple[str, ...]
+    unjudged: tuple[str, ...]
 
 
 class JudgedRun(NamedTuple):
@@ -50,11 +64,12 @@ class JudgedRun(NamedTuple):
     unjudged: tuple[str, ...]
 
 
-def read_qrels(path: Path) -> Qrels:
+def read_qrels(path: Path, *, watch: Watch | None = None) -> Qrels:
     """Reads a qrels file: query, iteration, document, grade, between any white space.
 
     Args:
       path: a text file, gzip or not. Grades may be fractions or negative.
+      watch: called with `(lines, bytes, size)` as reading goes on: lines and bytes so far, and the file's size.
 
     Returns:
       The judgements by query.
@@ -72,8 +87,8 @@ def read_qrels(path: Path) -> Qrels:
     References:
       https://trec.nist.gov/data/qrels_eng/
     """
-    group = _sorted(path, QRELS)
-    _refuse_duplicates(group, path, QRELS)
+    group = brought_together(path, QRELS, watch=watch)
+    refuse_duplicates(group, path, QRELS)
     grades = group.numbers.astype(np.float32)
     bounds = list(zip(group.queries, group.offsets[:-1].tolist(), group.offsets[1:].tolist(), strict=True))
     return Qrels(
@@ -125,31 +140,80 @@ def read_run(
     References:
       https://github.com/usnistgov/trec_eval
     """
+    read = map_run(lambda lists: lists, path, qrels, RunOptions(missing, order, precision), block_rows=None)
+    return JudgedRun(read.parts[0], read.missing, read.unjudged)
+
+
+class RunOptions(NamedTuple):
+    """Those of `read_run`."""
+
+    missing: Literal["count", "skip"] = "count"
+    order: Literal["file", "id_descending"] = "file"
+    precision: Literal["float32", "float64"] = "float64"
+
+
+def map_run(
+    use: Callable[[RankingLists], Any],
+    path: Path,
+    qrels: Qrels,
+    options: RunOptions,
+    *,
+    share: Share = WHOLE,
+    block_rows: int | None = BLOCK_ROWS,
+    watch: Watch | None = None,
+) -> MappedRun:
+    """Applies `use` to the lists of `read_run`, some `block_rows` at a time, and keeps only what it gives."""
     layout = _run_layout(path)
+
+    def mapped(groups: Iterable[Group]) -> MappedRun:
+        reading = _Reading(path, qrels, options, share, [], [], [])
+        parts = [use(_concatenated(block)) for block in in_blocks(reading.joined(groups), block_rows)]
+        return MappedRun(parts, tuple(reading.queries), tuple(reading.missing), tuple(reading.unjudged))
+
     try:
-        parts, unjudged = _judged(_grouped(path, layout), path, qrels, order, precision)
-    except _ScatteredError:
-        parts, unjudged = _judged([_sorted(path, layout, SCATTERED_LINES)], path, qrels, order, precision)
-    answered = {query for part in parts for query in part.queries}
-    if not answered:
-        raise DataError(_no_common_query(path, unjudged, qrels))
-    left = tuple(query for query in qrels.documents if query not in answered)
-    if missing == "count":
-        parts.append(_unanswered(left, qrels))
-    return JudgedRun(_concatenated(parts), left, tuple(unjudged))
+        return mapped(grouped(path, layout, watch))
+    except ScatteredError:  # what was made so far is of parts of queries, and is dropped
+        return mapped([brought_together(path, layout, SCATTERED_LINES, watch)])
 
 
-def _judged(
-    groups: Iterable["_Group"], path: Path, qrels: Qrels, order: str, precision: str
-) -> "tuple[list[_Joined], list[str]]":
-    parts, unjudged = [], []
-    for group in groups:
-        _refuse_duplicates(group, path, RUN)
-        unjudged += [query for query in group.queries if query not in qrels.documents]
-        judged = group.select(np.array([query in qrels.documents for query in group.queries]))
-        if judged.queries:
-            parts.append(_join(judged, qrels, order, precision))
-    return parts, unjudged
+@dataclass(frozen=True)
+class _Reading:
+    """A run that is being read: by what rules, and the queries so far."""
+
+    path: Path
+    qrels: Qrels
+    options: RunOptions
+    share: Share
+    queries: list[str]
+    missing: list[str]
+    unjudged: list[str]
+
+    def joined(self, groups: Iterable[Group]) -> Iterator["_Joined"]:
+        """The lists of the share, some queries at a time."""
+        for group in groups:
+            refuse_duplicates(group, self.path, RUN)
+            judged = np.array([query in self.qrels.documents for query in group.queries])
+            self.unjudged.extend(query for query, known in zip(group.queries, judged, strict=True) if not known)
+            owned = judged.copy()
+            owned[judged] = self._owned([query for query in group.queries if query in self.qrels.documents])
+            own = group.select(owned)
+            if own.queries:
+                yield _join(own, self.qrels, self.options)
+        if not self.queries:
+            raise DataError(_no_common_query(self.path, self.unjudged, self.qrels))
+        yield from self._unanswered()
+
+    def _owned(self, queries: list[str]) -> Bool[np.ndarray, " queries"]:
+        """Takes up these queries. Which of them are of the share?"""
+        self.queries.extend(queries)
+        return self.share.owns(np.arange(len(self.queries) - len(queries), len(self.queries)))
+
+    def _unanswered(self) -> Iterator["_Joined"]:
+        answered = set(self.queries)
+        self.missing.extend(query for query in self.qrels.documents if query not in answered)
+        if self.options.missing == "count" and self.missing:
+            owned = self._owned(self.missing)
+            yield _unanswered([query for query, own in zip(self.missing, owned, strict=True) if own], self.qrels)
 
 
 def _no_common_query(path: Path, queries: list[str], qrels: Qrels) -> str:
@@ -161,38 +225,6 @@ def _no_common_query(path: Path, queries: list[str], qrels: Qrels) -> str:
 
 
 # Joining. Whole queries at a time, as flat columns.
-
-
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """Rows of some queries, grouped by query."""
-
-    queries: list[str]
-    lengths: Int[np.ndarray, " lists"]
-    documents: Strings
-    numbers: Float64[np.ndarray, " rows"]
-
-    @cached_property
-    def codes(self) -> Strings:
-        """The documents as indices into a dictionary of the different ones."""
-        return self.documents.dictionary_encode()
-
-    @property
-    def offsets(self) -> Int[np.ndarray, " offsets"]:
-        return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
-
-    @cached_property
-    def owners(self) -> Int[np.ndarray, " rows"]:
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-    def select(self, keep: Bool[np.ndarray, " lists"]) -> "_Group":
-        if keep.all():
-            return self
-        import pyarrow
-
-        rows = np.repeat(keep, self.lengths)
-        queries = [query for query, kept in zip(self.queries, keep, strict=True) if kept]
-        return _Group(queries, self.lengths[keep], self.documents.filter(pyarrow.array(rows)), self.numbers[rows])
 
 
 class _Joined(NamedTuple):
@@ -208,29 +240,7 @@ def _concatenated(parts: list[_Joined]) -> RankingLists:
     return RankingLists(queries, lengths, labels, scores)
 
 
-def _refuse_duplicates(group: _Group, path: Path, layout: Layout) -> None:
-    codes = group.codes
-    if len(codes.dictionary) == len(codes):
-        return
-    keys = group.owners * len(codes.dictionary) + np.asarray(codes.indices)
-    ordered = np.sort(keys)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(twice):
-        row = np.flatnonzero(keys == twice[0])[0]
-        raise _duplicate(path, group.queries[group.owners[row]], codes[int(row)].as_py(), layout)
-
-
-def _duplicate(path: Path, query: str, document: str, layout: Layout) -> DataError:
-    lines = [number for number, line in numbered_lines(path) if line.split()[:3:2] == [query, document]]
-    return malformed(
-        path,
-        lines[1],
-        f"document {document!r} of query {query!r} for the second time (first on line {lines[0]})",
-        f"each document once a query, with one {layout.number}",
-    )
-
-
-def _join(group: _Group, qrels: Qrels, order: str, precision: str) -> _Joined:
+def _join(group: Group, qrels: Qrels, options: RunOptions) -> _Joined:
     import pyarrow
 
     judged = pyarrow.concat_arrays([qrels.documents[query] for query in group.queries]).dictionary_encode()
@@ -239,16 +249,16 @@ def _join(group: _Group, qrels: Qrels, order: str, precision: str) -> _Joined:
     row = _rows_of(owners, judged, group)
     labels = np.zeros(len(group.numbers), np.float32)
     labels[row[row >= 0]] = grades[row >= 0]
-    exact = precision == "float64"
+    exact = options.precision == "float64"
     scores = as_float32(group.numbers, group.lengths) if exact else group.numbers.astype(np.float32)
-    if order == "id_descending":
+    if options.order == "id_descending":
         rows = _by_document_descending(group)
         labels, scores = labels[rows], scores[rows]
     left = (row < 0) & (grades > 0)
     return _with_unretrieved(_Joined(group.queries, group.lengths, labels, scores), owners[left], grades[left])
 
 
-def _rows_of(owners: Int[np.ndarray, " judged"], judged: Strings, group: _Group) -> Int[np.ndarray, " judged"]:
+def _rows_of(owners: Int[np.ndarray, " judged"], judged: Strings, group: Group) -> Int[np.ndarray, " judged"]:
     """The group's row of each judged document, -1 where it was not retrieved."""
     import pyarrow.compute
 
@@ -264,7 +274,7 @@ def _rows_of(owners: Int[np.ndarray, " judged"], judged: Strings, group: _Group)
     return np.where(keys[order[place]] == wanted, rows[order[place]], -1)
 
 
-def _by_document_descending(group: _Group) -> Int[np.ndarray, " rows"]:
+def _by_document_descending(group: Group) -> Int[np.ndarray, " rows"]:
     import pyarrow.compute
 
     documents = group.codes.dictionary
@@ -291,80 +301,6 @@ def _unanswered(queries: Iterable[str], qrels: Qrels) -> _Joined:
     labels = np.concatenate([np.zeros(0, np.float32), *grades])
     lengths = np.array([len(values) for values in grades], np.int64)
     return _Joined(names, lengths, labels, np.full(len(labels), -np.inf, np.float32))
-
-
-# Grouping. Blocks end anywhere; groups hold whole queries.
-
-
-class _ScatteredError(Exception):
-    """A query came back after other queries."""
-
-
-def _grouped(path: Path, layout: Layout) -> Iterator[_Group]:
-    """Whole queries, in bounded memory."""
-    open_query: list[Rows] = []  # its rows may go on in the next block
-    seen: set[str] = set()
-    for rows in read_rows(path, layout):
-        cut = _last_query(rows)
-        if cut == 0 and (not open_query or open_query[-1].queries[-1] == rows.queries[0]):
-            open_query.append(rows)
-            continue
-        yield _contiguous([*open_query, Rows(*(column[:cut] for column in rows))], seen)
-        open_query = [Rows(*(column[cut:] for column in rows))]
-    yield _contiguous(open_query, seen)
-
-
-def _last_query(rows: Rows) -> int:
-    """The row where the last query's run of rows begins."""
-    import pyarrow.compute
-
-    ends = pyarrow.compute.run_end_encode(rows.queries).run_ends
-    return ends[-2].as_py() if len(ends) > 1 else 0
-
-
-def _contiguous(parts: list[Rows], seen: set[str]) -> _Group:
-    import pyarrow.compute
-
-    rows = _joined_rows(parts)
-    runs = pyarrow.compute.run_end_encode(rows.queries)
-    queries = runs.values.to_pylist()
-    before = len(seen)
-    seen.update(queries)
-    if len(seen) < before + len(queries):
-        raise _ScatteredError
-    return _Group(queries, np.diff(np.asarray(runs.run_ends), prepend=0), rows.documents, rows.numbers)
-
-
-def _sorted(path: Path, layout: Layout, limit: int | None = None) -> _Group:
-    """All lines, brought together by query; the queries in the order in which they first appear."""
-    import pyarrow
-
-    parts, count = [], 0
-    for rows in read_rows(path, layout):
-        parts.append(rows)
-        count += len(rows.numbers)
-        if limit is not None and count > limit:
-            raise DataError(
-                f"{path}: the lines of a query are scattered, and there are more than {limit:,} lines to bring "
-                f"together in memory; sort the file by query first: sort -s -k1,1 {path}"
-            )
-    rows = _joined_rows(parts)
-    codes = rows.queries.dictionary_encode()
-    owners = np.asarray(codes.indices)
-    order = np.argsort(owners, kind="stable")
-    return _Group(
-        codes.dictionary.to_pylist(),
-        np.bincount(owners),
-        rows.documents.take(pyarrow.array(order)),
-        rows.numbers[order],
-    )
-
-
-def _joined_rows(parts: list[Rows]) -> Rows:
-    import pyarrow
-
-    queries, documents, numbers = zip(*parts, strict=True)
-    return Rows(pyarrow.concat_arrays(queries), pyarrow.concat_arrays(documents), np.concatenate(numbers))
 
 
 def _run_layout(path: Path) -> Layout:

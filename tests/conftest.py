@@ -16,6 +16,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -53,3 +54,9 @@ def x64():
     """64-bit types for one test."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """As users have it: without the type checks of the test run, whose errors come before the library's own."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -91,6 +91,8 @@ def recurrence(x: Lists, gap: Lists) -> Lists:
     `lax.associative_scan` and compiled 8 times faster (n = 2048, with the gradient: 0.5 s against 4.5).
     """
     n = x.shape[-1]
+    if n == 0:
+        return x
     x, gap = _blocks(x), _blocks(gap)
 
     def within(total, item):

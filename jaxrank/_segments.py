@@ -5,7 +5,6 @@ the short lists, and one list's NaN would reach all others.
 """
 
 import operator
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from jax import core, lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxrank import _arrays, metrics, ordering
-from jaxrank._typing import ArrayLike, Checked, Cutoffs, DiscountFn, GainFn, TieRule
+from jaxrank._typing import ArrayLike, Checked, DiscountFn, GainFn, TieRule
 from jaxrank.gains import gain_shift
 
 Floats = Float[Array, " rows"]
@@ -123,7 +122,7 @@ def lists_with(flag: Flags, segments: Integers, num_segments: int) -> Bool[Array
     return jax.ops.segment_sum(flag.astype(jnp.int32), segments, num_segments) > 0
 
 
-def of_list(values: Shaped[Array, " segments"], segments: Integers, fill: float | bool) -> Shaped[Array, " rows"]:
+def of_list(values: Shaped[Array, " segments"], segments: Integers, fill: float | int) -> Shaped[Array, " rows"]:
     """Each row's value of its list; `fill` for a row that belongs to none."""
     return jnp.append(values, jnp.asarray(fill, values.dtype))[segments]
 
@@ -156,18 +155,22 @@ def best_gains(rows: Ranked, depth: int) -> Floats:
     return ordering.valid_gains(rows.best_keys, inside, rows.weigh.gain_of_key)
 
 
-def discounted(rows: Ranked, gains: Floats, discount_fn: DiscountFn, k: Cutoffs, num_segments: int) -> Sums:
+def discounted(rows: Ranked, gains: Floats, discount_fn: DiscountFn, k: Checked, num_segments: int) -> Sums:
     """`metrics.discounted` of each list."""
     terms = gains * discount_fn((rows.ranks + 1).astype(gains.dtype))
     return _first_ranks(rows, terms, k, num_segments)
 
 
-def all_equal(rows: Ranked, one: Floats, other: Floats, k: Cutoffs, num_segments: int) -> Bool[Array, "segments c"]:
+def all_equal(rows: Ranked, one: Floats, other: Floats, k: Checked, num_segments: int) -> Bool[Array, "segments c"]:
     return _first_ranks(rows, (one != other).astype(jnp.int32), k, num_segments) == 0
 
 
-def _first_ranks(rows: Ranked, terms: Shaped[Array, " rows"], k: Cutoffs, num_segments: int):
-    cutoffs = _arrays.cutoff_list(k, terms.shape[0])
-    inside = (jnp.where(rows.ranks < cutoff, terms, 0) for cutoff in cutoffs)
-    total = partial(jax.ops.segment_sum, num_segments=num_segments, indices_are_sorted=True)
-    return jnp.stack([total(some, rows.segments) for some in inside], axis=-1)
+def _first_ranks(rows: Ranked, terms: Shaped[Array, " rows"], k: Checked, num_segments: int):
+    """The sum of each list's first ranks up to each cutoff, by one scatter: into the bands between the cutoffs."""
+    cutoffs = () if k is None else k if isinstance(k, tuple) else (k,)
+    edges = sorted(set(cutoffs))
+    bands = len(edges) + 1
+    band = sum(((rows.ranks >= edge).astype(jnp.int32) for edge in edges), jnp.zeros_like(rows.ranks))
+    sums = jax.ops.segment_sum(terms, rows.segments * bands + band, num_segments * bands, indices_are_sorted=True)
+    up_to = jnp.cumsum(sums.reshape(num_segments, bands), axis=1)
+    return jnp.stack([up_to[:, edges.index(cutoff)] for cutoff in cutoffs], axis=1) if cutoffs else up_to

@@ -194,7 +194,7 @@ def segment_smooth_ndcg_at_k(
       ...     values = jaxrank.segment_smooth_ndcg_at_k(scores, labels, jnp.array([0, 1, 1, 0]), num_segments=2, k=2)
       ...     return 1 - values.mean()
       >>> jax.value_and_grad(loss)(scores)
-      (Array(0.169..., dtype=float32), Array([ 0.055...,  0.061..., -0.061..., -0.055...], dtype=float32))
+      (Array(0.133..., dtype=float32), Array([ 0.036...,  0.039..., -0.039..., -0.036...], dtype=float32))
 
     References:
       As `smooth_ndcg_at_k`.
@@ -243,7 +243,7 @@ def _segment_smooth_ndcg(
     )
     if balance:
         dcg = dcg - jax.lax.stop_gradient(jnp.maximum(dcg - ideal, 0))  # rounding must not take a ratio above 1
-    return _values(dcg, ideal, empty, ranked.bad | endless | jnp.isnan(positive(temperature)), k)
+    return _values(dcg, ideal, empty, ranked.bad | endless | jnp.isnan(positive(temperature[:, None])[:, 0]), k)
 
 
 def _list_temperature(temperature: Array, like: Array, num_segments: int) -> Float[Array, " segments"]:

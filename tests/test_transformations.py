@@ -10,6 +10,7 @@ from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxrank
+from jaxrank.data import RankingLists, padded_batches
 
 RNG = np.random.default_rng(0)
 SCORES = RNG.normal(size=(8, 12)).round(1).astype(np.float32)
@@ -169,6 +170,40 @@ def test_one_compilation_for_all_batches_of_a_shape():
         jaxrank.ndcg_at_k(scores, LABELS[:4, :6], 3, gain_fn=gain, empty=float(seed))
         traces.append(gain.traces)
     assert traces[0] == traces[-1] > 0
+
+
+def test_an_evaluation_over_length_buckets_compiles_once_a_bucket():
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.geometric(0.02, 400), 500)
+    rows = rng.normal(size=lengths.sum()).astype(np.float32)
+    queries = tuple(map(str, range(400)))
+    lists = RankingLists(queries, lengths, rng.integers(0, 4, len(rows)).astype(np.float32), scores=rows)
+    shapes = []
+
+    @jax.jit
+    def evaluate(scores, labels, where):
+        shapes.append(scores.shape)
+        return jaxrank.ndcg_at_k(scores, labels, 10, where=where)
+
+    seen = set()
+    for seed in (0, 1, 2):
+        for batch in padded_batches(lists, batch_size=32, max_padding=0.3, rng=np.random.default_rng(seed)):
+            evaluate(batch.scores, batch.labels, batch.where)
+            seen.add(batch.scores.shape)
+    assert 1 < len(seen) < 15 and sorted(shapes) == sorted(seen)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_programs_for_other_platforms_call_nothing_of_the_host(platform):
+    given = [jax.ShapeDtypeStruct((8, 20_000), jnp.float32)] * 2
+    functions = {
+        "exact": functools.partial(jaxrank.ndcg_at_k, k=10),
+        "NeuralSort": jax.grad(functools.partial(jaxrank.smooth_ndcg_loss, k=10)),
+        "SoftSort": jax.grad(functools.partial(jaxrank.smooth_ndcg_loss, k=10, relaxation=jaxrank.soft_sort)),
+    }
+    for name, function in functions.items():
+        module = export.export(jax.jit(function), platforms=[platform])(*given).mlir_module()
+        assert "callback" not in module, name
 
 
 def test_equal_options_share_a_compilation():

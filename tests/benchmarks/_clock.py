@@ -54,7 +54,7 @@ def show(table: list[dict]) -> None:
         if row["case"] != case:
             case = row["case"]
             print(f"\n{case:28s} {'ms':>10s} {'quartiles':>19s} {'ratio':>9s}")
-        notes = f"   {row['MiB']:.1f} MiB" if "MiB" in row else ""
+        notes = "".join(f"   {row[unit]:.1f} {unit}" for unit in ("MiB", "GB/s") if unit in row)
         notes += f"   compiled in {row['compile s']:.2f} s" if "compile s" in row else ""
         spread = f"{row['low']:9.3f}-{row['high']:.3f}"
         print(f"  {row['way']:26s} {row['ms']:10.3f} {spread:>19s} {row['ratio']:8.2f}x{notes}")

@@ -8,7 +8,7 @@ import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,14 +24,15 @@ CUTOFFS = (1, 3, ROWS)
 RNG = np.random.default_rng(0)
 
 
-def padded(array, ids, fill):
+def padded(array, ids, fill, lists, length):
     """One list a row, in the order of the rows, of one length."""
-    rows = [array[ids == q] for q in range(LISTS)]
-    return np.stack([np.pad(row, (0, ROWS - len(row)), constant_values=fill) for row in rows])
+    rows = [array[ids == q] for q in range(lists)]
+    return np.stack([np.pad(row, (0, length - len(row)), constant_values=fill) for row in rows])
 
 
-def as_lists(scores, labels, ids, where):
-    return [padded(array, ids, fill) for array, fill in ((scores, np.nan), (labels, np.nan), (where, False))]
+def as_lists(scores, labels, ids, where, lists=LISTS, length=ROWS):
+    given = (scores, np.nan), (labels, np.nan), (where, False)
+    return [padded(array, ids, fill, lists, length) for array, fill in given]
 
 
 # ----------------------------------------------------------------------------------------------------------- the table
@@ -97,22 +98,17 @@ def test_golden_cases(kind):
 SMOOTH_CASES = json.loads((HERE / "smooth.json").read_text())
 
 
-@functools.partial(jax.jit, static_argnames=("relaxation", "k", "balance"))
-def smooth_value_and_gradient(scores, labels, ids, where, temperature, chosen, relaxation, k, balance=0):
-    """The gradient of each list's chosen cutoff."""
+SMOOTH_ROWS, SMOOTH_LISTS, SMOOTH_CUTOFFS = 90, 12, (2, 3, 4, 5, 14)
+
+
+@functools.partial(jax.jit, static_argnames=("relaxation", "balance"))
+def smooth_value_and_gradient(scores, labels, ids, where, temperature, chosen, relaxation, balance=0):
+    """The gradient of each list's chosen cutoffs."""
+    options = {"where": where, "temperature": temperature, "relaxation": relaxation, "balance": balance}
+    options |= {"num_segments": SMOOTH_LISTS, "k": SMOOTH_CUTOFFS}
 
     def total(scores):
-        values = segment_smooth_ndcg_at_k(
-            scores,
-            labels,
-            ids,
-            num_segments=chosen.shape[0],
-            k=k,
-            where=where,
-            temperature=temperature,
-            relaxation=relaxation,
-            balance=balance,
-        )
+        values = segment_smooth_ndcg_at_k(scores, labels, ids, **options)
         return (values * chosen).sum(), values
 
     gradient, values = jax.grad(total, has_aux=True)(scores)
@@ -122,12 +118,15 @@ def smooth_value_and_gradient(scores, labels, ids, where, temperature, chosen, r
 @pytest.mark.parametrize("relaxation", [neural_sort, soft_sort], ids=["neural", "soft"])
 def test_golden_smooth_cases(relaxation):
     cases = [case for case in SMOOTH_CASES if case["relaxation"] == relaxation.__name__]
-    scores, labels, ids, where = flattened(cases, np.float32, 90)
-    cutoffs = (2, 3, 4, 5, 14)
-    chosen = np.array([[k == (case["k"] or 14) for k in cutoffs] for case in cases], np.float32)
-    temperature = np.array([case["temperature"] for case in cases], np.float32)
-    values, gradient = smooth_value_and_gradient(scores, labels, ids, where, temperature, chosen, relaxation, cutoffs)
-    np.testing.assert_allclose((values * chosen).sum(axis=1), [case["expected"] for case in cases], rtol=2e-6)
+    scores, labels, ids, where = flattened(cases, np.float32, SMOOTH_ROWS)
+    chosen = np.zeros((SMOOTH_LISTS, len(SMOOTH_CUTOFFS)), np.float32)
+    temperature = np.ones(SMOOTH_LISTS, np.float32)
+    for q, case in enumerate(cases):
+        chosen[q, SMOOTH_CUTOFFS.index(case["k"] or 14)] = 1
+        temperature[q] = case["temperature"]
+    values, gradient = smooth_value_and_gradient(scores, labels, ids, where, temperature, chosen, relaxation)
+    values = (values * chosen).sum(axis=1)[: len(cases)]
+    np.testing.assert_allclose(values, [case["expected"] for case in cases], rtol=2e-6)
     for q, case in enumerate(cases):
         if case["gradient"] is not None:
             np.testing.assert_allclose(gradient[ids == q], case["gradient"], rtol=2e-5, atol=2e-6, err_msg=case["name"])
@@ -181,43 +180,59 @@ def test_equal_to_padded_lists_in_float64(data):
 
 
 @functools.partial(jax.jit, static_argnames=("relaxation", "balance"))
-def padded_smooth(scores, labels, where, temperature, relaxation, balance):
+def padded_smooth(scores, labels, where, temperature, chosen, relaxation, balance):
     """From the rows themselves: a function of one's own takes no fused path."""
 
     def total(scores):
         options = {"where": where, "temperature": temperature, "balance": balance}
         rows = lambda *given, **options: relaxation(*given, **options)
-        values = jaxrank.smooth_ndcg_at_k(scores, labels, (2, 7), relaxation=rows, **options)
-        return values.sum(), values
+        values = jaxrank.smooth_ndcg_at_k(scores, labels, SMOOTH_CUTOFFS, relaxation=rows, **options)
+        return (values * chosen).sum(), values
 
     gradient, values = jax.grad(total, has_aux=True)(scores)
     return values, gradient
 
 
-@pytest.mark.parametrize("relaxation", [neural_sort, soft_sort], ids=["neural", "soft"])
-def test_smooth_is_equal_to_padded_lists(relaxation):
-    """Balanced; in the end four lists hold a NaN or an infinity, and leave the fifth alone."""
-    temperature = np.array([0.3, 1, 1, 4, 0.1], np.float32)
+def random_rows(seed):
+    rng = np.random.default_rng(seed)
+    scores, labels = rng.normal(size=SMOOTH_ROWS).round(seed), rng.integers(-1, 5, SMOOTH_ROWS)
+    scores[rng.random(SMOOTH_ROWS) < 0.1] = -np.inf
+    ids, where = rng.integers(-1, SMOOTH_LISTS + 1, SMOOTH_ROWS), rng.random(SMOOTH_ROWS) < 0.8
+    return scores.astype(np.float32), labels.astype(np.float32), ids.astype(np.int32), where
+
+
+@pytest.mark.parametrize(
+    ("relaxation", "balance"), [(neural_sort, 0), (soft_sort, 2)], ids=["neural", "soft, balanced"]
+)
+def test_smooth_is_equal_to_padded_lists(relaxation, balance):
+    """In the end four lists hold a NaN or an infinity, and leave the others alone."""
+    temperature = np.resize(np.array([0.3, 1, 1, 4, 0.1], np.float32), SMOOTH_LISTS)
+    chosen = np.random.default_rng(0).random((SMOOTH_LISTS, len(SMOOTH_CUTOFFS))).astype(np.float32)
     for seed in range(4):
-        rng = np.random.default_rng(seed)
-        scores, labels = rng.normal(size=ROWS).round(seed).astype(np.float32), rng.integers(-1, 5, ROWS)
-        ids, where = rng.integers(-1, LISTS + 1, ROWS), rng.random(ROWS) < 0.8
-        labels = labels.astype(np.float32)
-        scores[rng.random(ROWS) < 0.1] = -np.inf
-        if seed == 3:
-            for q, (array, bad) in enumerate([(scores, np.nan), (scores, np.inf), (labels, np.nan), (labels, np.inf)]):
-                array[np.flatnonzero((ids == q) & where)[0]] = bad
-        chosen = np.ones((LISTS, 2), np.float32)
+        scores, labels, ids, where = random_rows(seed)
+        bad = [(scores, np.nan), (scores, np.inf), (labels, np.nan), (labels, np.inf)] if seed == 3 else []
+        for q, (array, value) in enumerate(bad):
+            ids[q], where[q], array[q] = q, True, value
         values, gradient = smooth_value_and_gradient(
-            scores, labels, ids, where, temperature, chosen, relaxation, (2, 7), 2
+            scores, labels, ids, where, temperature, chosen, relaxation, balance
         )
-        expected, slopes = padded_smooth(*as_lists(scores, labels, ids, where), temperature, relaxation, 2)
+        lists = as_lists(scores, labels, ids, where, SMOOTH_LISTS, 20)
+        expected, slopes = padded_smooth(*lists, temperature, chosen, relaxation, balance)
         np.testing.assert_allclose(values, expected, rtol=3e-6)
-        assert np.isnan(values).any(axis=1).sum() == 4 * (seed == 3)
-        for q in range(4 * (seed == 3), LISTS):
+        assert np.isnan(values).any(axis=1).sum() == len(bad)
+        assert np.isfinite(gradient).all()
+        for q in range(len(bad), SMOOTH_LISTS):
             slope = np.asarray(slopes[q])[: (ids == q).sum()]
             np.testing.assert_allclose(gradient[ids == q], slope, rtol=2e-5, atol=4e-6 * (1 + np.abs(slope).max()))
-        assert np.isfinite(gradient).all()
+
+
+def test_balanced_neural_sort():
+    scores, labels, ids, where = random_rows(1)
+    options = {"k": SMOOTH_CUTOFFS, "temperature": 0.5, "balance": 3}
+    values = segment_smooth_ndcg_at_k(scores, labels, ids, num_segments=SMOOTH_LISTS, where=where, **options)
+    scores, labels, where = as_lists(scores, labels, ids, where, SMOOTH_LISTS, 20)
+    np.testing.assert_allclose(values, jaxrank.smooth_ndcg_at_k(scores, labels, where=where, **options), rtol=3e-6)
+    assert (values <= 1).all()
 
 
 # ------------------------------------------------------------------------------------------------------ transformations
@@ -318,12 +333,13 @@ def test_dense_segments(ids):
 
 
 def test_dense_segments_of_columns():
-    table = pd.DataFrame({"query": ["b", "a", "b"], "number": [2**40, 7, 2**40]})
+    table = pa.table({"query": ["b", "a", "b"], "number": [2**40, 7, 2**40]})
     for column in ("query", "number"):
         segments = dense_segments(table[column])
         values = segment_ndcg_at_k([1.0, 0, 0], [0, 1, 1], segments.segment_ids, num_segments=segments.num_segments)
         named = dict(zip(segments.ids.tolist(), values.tolist()))
-        assert named[table[column][1]] == 1.0 and 0 < named[table[column][0]] < 1
+        first, second, _ = table[column].to_pylist()
+        assert named[second] == 1.0 and 0 < named[first] < 1
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ import typer
 from jaxtyping import Float
 
 from jaxrank._evaluate_output import Format, Report, reading_bar, show
+from jaxrank._process_options import Coordinator, Distributed, NumProcesses, Placement, ProcessId, joined
+from jaxrank._processes import ALONE, Processes
 from jaxrank.data import RankingLists, padded_batches, read_qrels
-from jaxrank.data.letor import LetorOptions, map_letor
+from jaxrank.data.letor import LetorOptions, MappedLists, map_letor
 from jaxrank.data.synthetic import write_trec_example
-from jaxrank.data.trec import RunOptions, map_run
+from jaxrank.data.trec import MappedRun, RunOptions, map_run
 from jaxrank.gains import exponential_gain, linear_gain
 from jaxrank.metrics import ndcg_at_k
 from jaxrank.presets import PRESETS, Preset
@@ -122,6 +124,10 @@ def evaluate(
     ] = None,
     per_query: Annotated[bool, typer.Option("--per-query", "-q", help="Show the values of each query too.")] = False,
     format: Annotated[Format, typer.Option(help="How to print the figures.")] = Format.table,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    distributed: Distributed = False,
 ) -> None:
     """Compute NDCG@K of a ranking.
 
@@ -132,8 +138,11 @@ def evaluate(
     what the best possible order would give: 1 is perfect. The figure is the mean over queries.
     """
     settings = _settings(k, gain, ties, empty, missing, preset)
-    source = _source(_checked(Files(qrels, run, letor, scores, group)), settings)
-    show(_report(source, settings), per_query=per_query, format=format)
+    files = _checked(Files(qrels, run, letor, scores, group))
+    with joined(Placement(coordinator, num_processes, process_id, distributed)) as processes:
+        source = _source(files, settings, processes)
+        if processes.first:
+            show(_report(source, settings), per_query=per_query, format=format)
 
 
 def _settings(
@@ -177,13 +186,13 @@ def _checked(files: Files) -> Files:
     return files
 
 
-def _source(files: Files, settings: Settings) -> Source:
+def _source(files: Files, settings: Settings, processes: Processes) -> Source:
     if files.letor and files.scores:
-        return _letor(files, settings)
+        return _letor(files, settings, processes)
     if files.qrels and files.run:
-        return trec_source(files.qrels, files.run, settings)
+        return trec_source(files.qrels, files.run, settings, processes)
     with tempfile.TemporaryDirectory() as folder:
-        example = trec_source(*write_trec_example(Path(folder)), settings)
+        example = trec_source(*write_trec_example(Path(folder)), settings, processes)
     note = (
         "No files given, so this is a small generated run. For yours: python -m jaxrank evaluate QRELS RUN "
         "(see python -m jaxrank evaluate --help)."
@@ -191,7 +200,7 @@ def _source(files: Files, settings: Settings) -> Source:
     return example._replace(name="a generated run", notes=(note,))
 
 
-def trec_source(qrels: Path, run: Path, settings: Settings) -> Source:
+def trec_source(qrels: Path, run: Path, settings: Settings, processes: Processes = ALONE) -> Source:
     """The values of a TREC run, which may be longer than memory."""
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # gives blocks back at once: 60 MiB less, no slower
     options = RunOptions(
@@ -199,18 +208,20 @@ def trec_source(qrels: Path, run: Path, settings: Settings) -> Source:
         order="id_descending" if settings.rules.tie_order == "id_descending" else "file",
         precision="float32" if settings.rules.score_dtype == "float32" else "float64",
     )
-    with reading_bar() as bar:
+    ndcg = _ndcg_of_blocks(settings)
+    with reading_bar(processes.first) as bar:
         judgements = read_qrels(qrels, watch=bar(qrels.name))
-        read = map_run(_ndcg_of_blocks(settings), run, judgements, options, watch=bar(run.name))
-    return Source(run.name, read.queries, _stacked(read.parts, settings), read.missing, read.unjudged)
+        read = map_run(ndcg, run, judgements, options, share=processes.share, watch=bar(run.name))
+    return Source(run.name, read.queries, _all_values(read, settings, processes), read.missing, read.unjudged)
 
 
-def _letor(files: Files, settings: Settings) -> Source:
+def _letor(files: Files, settings: Settings, processes: Processes) -> Source:
     assert files.letor and files.scores
     options = LetorOptions(files.group, files.scores, features=False)
-    with reading_bar() as bar:
-        read = map_letor(_ndcg_of_blocks(settings), files.letor, options, watch=bar(files.letor.name))
-    return Source(files.scores.name, read.queries, _stacked(read.parts, settings))
+    ndcg = _ndcg_of_blocks(settings)
+    with reading_bar(processes.first) as bar:
+        read = map_letor(ndcg, files.letor, options, share=processes.share, watch=bar(files.letor.name))
+    return Source(files.scores.name, read.queries, _all_values(read, settings, processes))
 
 
 def _ndcg_of_blocks(settings: Settings) -> Callable[[RankingLists], Float[np.ndarray, "lists cutoffs"]]:
@@ -233,8 +244,12 @@ def _ndcg_of_blocks(settings: Settings) -> Callable[[RankingLists], Float[np.nda
     return ndcg
 
 
-def _stacked(parts: list[Any], settings: Settings) -> Float[np.ndarray, "lists cutoffs"]:
-    return np.concatenate([np.zeros((0, len(settings.cutoffs)), np.float32), *parts])
+def _all_values(
+    read: MappedRun | MappedLists, settings: Settings, processes: Processes
+) -> Float[np.ndarray, "lists cutoffs"]:
+    processes.check_same("queries", read.queries)
+    own = np.concatenate([np.zeros((0, len(settings.cutoffs)), np.float32), *read.parts])
+    return processes.dealt(own, len(read.queries))
 
 
 def _report(source: Source, settings: Settings) -> Report:

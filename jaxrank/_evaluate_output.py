@@ -60,9 +60,9 @@ def show(report: Report, *, per_query: bool, format: Format) -> None:
 
 
 @contextmanager
-def reading_bar() -> Iterator[Callable[[str], Watch | None]]:
+def reading_bar(wanted: bool = True) -> Iterator[Callable[[str], Watch | None]]:
     """Makes a bar for each file that is read, on standard error where that is a terminal."""
-    if not sys.stderr.isatty():  # no need to import what would draw nothing
+    if not (wanted and sys.stderr.isatty()):  # no need to import what would draw nothing
         yield lambda name: None
         return
     from rich.console import Console

@@ -1,6 +1,6 @@
 """The scorer of the command line: a multilayer perceptron on standardised features, in plain JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, PyTree
 
+from jaxrank._processes import ALONE, Processes
 from jaxrank.data import RankingLists
 
 
@@ -77,22 +78,33 @@ class Standardiser(NamedTuple):
         return (logs - self.shift) * self.scale
 
 
-def fit_standardiser(features: Float32[np.ndarray, "rows f"]) -> Standardiser:
+def fit_standardiser(features: Float32[np.ndarray, "rows f"], processes: Processes = ALONE) -> Standardiser:
     """Measures the training set's features; one with a long upper tail, and never negative, is skewed.
+
+    With several processes, each gives the rows that it holds, and all get the measures of all rows.
 
     Example:
       >>> fit_standardiser(np.array([[1, 0], [2, 0], [3, 0], [1000, 0]], np.float32)).skewed.tolist()
       [True, False]
     """
     logs = np.log1p(np.maximum(features, 0))
-    skewed = (features.min(0) >= 0) & (_skewness(features) > 1) & (_skewness(logs) < _skewness(features))
+    count = processes.total(np.array([len(features)]))
+
+    def mean(values: Float[np.ndarray, "rows f"]) -> Float[np.ndarray, " f"]:
+        return processes.total(values.sum(0, dtype=np.float64)) / count
+
+    least = processes.gathered(features.min(0, initial=np.inf)).min(0)
+    skewed = (least >= 0) & (_skewness(features, mean) > 1) & (_skewness(logs, mean) < _skewness(features, mean))
     values = np.where(skewed, logs, features)
-    spread = values.std(0, dtype=np.float64)
+    shift = mean(values)
+    spread = np.sqrt(mean((values - shift) ** 2))
     scale = np.divide(1, spread, where=spread > 0, out=np.zeros_like(spread))
-    return Standardiser(skewed, values.mean(0, dtype=np.float64).astype(np.float32), scale.astype(np.float32))
+    return Standardiser(skewed, shift.astype(np.float32), scale.astype(np.float32))
 
 
-def _skewness(values: Float32[np.ndarray, "rows f"]) -> Float[np.ndarray, " f"]:
-    centred = values - values.mean(0, dtype=np.float64)
-    spread = np.sqrt((centred**2).mean(0))
-    return np.divide((centred**3).mean(0), spread**3, where=spread > 0, out=np.zeros_like(spread))
+def _skewness(
+    values: Float32[np.ndarray, "rows f"], mean: Callable[[Float[np.ndarray, "rows f"]], Float[np.ndarray, " f"]]
+) -> Float[np.ndarray, " f"]:
+    centred = values - mean(values)
+    spread = np.sqrt(mean(centred**2))
+    return np.divide(mean(centred**3), spread**3, where=spread > 0, out=np.zeros_like(spread))

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import json
 import pathlib
 from collections.abc import Callable, Iterator
@@ -13,11 +14,13 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import numpy as np
 import typer
-from jaxtyping import Float
+from jaxtyping import Float, UInt64
 
 from jaxrank._checkpoints import Checkpoint, Model, load_model, save_model, write_file
+from jaxrank._process_options import Coordinator, Distributed, NumProcesses, Placement, ProcessId, joined
+from jaxrank._processes import ALONE, Processes
 from jaxrank.data import DataError, RankingLists
-from jaxrank.data.letor import read_letor
+from jaxrank.data.letor import LetorOptions, read_letor, read_share
 from jaxrank.data.synthetic import generated_splits
 from jaxrank.plots import learning_curve
 from jaxrank.training import (
@@ -74,6 +77,10 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
     out: Annotated[pathlib.Path | None, typer.Option(help="Directory for model, checkpoint, curve, figures.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out, if any.")] = False,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    distributed: Distributed = False,
 ) -> None:
     """Train a small network on ranking lists, and compare it with simpler rankings by exact NDCG."""
     if resume and out is None:
@@ -82,17 +89,24 @@ def train(
         raise typer.BadParameter(f"--temperature is {temperature:g}; expected a number above 0")
     if temperature is not None and "temperature" not in LOSSES[loss][1]:
         raise typer.BadParameter(f"--loss {loss} has no --temperature; leave it out")
-    splits = read_splits([train, valid, test], group or [], seed)
     options = {"loss": loss.value, "k": k, "temperature": temperature, "seed": seed}
-    try:
-        result = run(splits, options, epochs, out, resume)
-    except KeyboardInterrupt:
-        typer.echo("stopped; " + ("nothing was kept" if out is None else "go on with --resume"), err=True)
-        raise typer.Exit(130) from None
-    except FloatingPointError as error:
-        raise DataError(str(error)) from error
-    figures = compared(splits, result, k)
-    print_table(splits, figures, k)
+    with joined(Placement(coordinator, num_processes, process_id, distributed)) as processes:
+        splits = read_splits([train, valid, test], group or [], seed, processes)
+        try:
+            result = run(splits, options, epochs, out, resume, processes)
+        except KeyboardInterrupt:
+            typer.echo("stopped; " + ("nothing was kept" if out is None else "go on with --resume"), err=True)
+            raise typer.Exit(130) from None
+        except FloatingPointError as error:
+            raise DataError(str(error)) from error
+        figures = compared(splits, result, k, processes)
+        if processes.first:
+            show(splits, result, figures, out)
+
+
+def show(splits: "Splits", result: "Result", figures: Figures, out: pathlib.Path | None) -> None:
+    """Prints the figures, and keeps them and the model if there is a directory for it."""
+    print_table(splits, figures, result.model.settings["k"])
     if out is None:
         typer.echo("Nothing was kept; with --out DIR the model, checkpoints and the learning curve are.")
     else:
@@ -128,16 +142,19 @@ class Splits(NamedTuple):
     tested: str
 
 
-def read_splits(paths: list[pathlib.Path | None], groups: list[pathlib.Path], seed: int) -> Splits:
-    """Training, validation and test lists from what was given."""
+def read_splits(
+    paths: list[pathlib.Path | None], groups: list[pathlib.Path], seed: int, processes: Processes = ALONE
+) -> Splits:
+    """Training, validation and test lists from what was given; of each, the rows of this process's share."""
     if paths[0] is None:
         if any(paths) or groups:
             raise DataError("--valid, --test and --group go with --train; expected --train FILE beside them")
-        return Splits(**generated_splits(), tested="generated test set")
+        parts = {name: processes.share.of(lists) for name, lists in generated_splits().items()}
+        return Splits(**parts, tested="generated test set")
     given = [path for path in paths if path is not None]
     if groups and len(groups) != len(given):
         raise DataError(f"{len(groups)} --group files for {len(given)} data files; expected one for each, in order")
-    lists = dict(zip(given, _read_all(given, groups or [None] * len(given)), strict=True))
+    lists = dict(zip(given, _read_all(given, groups or [None] * len(given), processes), strict=True))
     train, valid, test = (None if path is None else lists[path] for path in paths)
     assert train is not None
     if valid is None:
@@ -147,10 +164,11 @@ def read_splits(paths: list[pathlib.Path | None], groups: list[pathlib.Path], se
     return Splits(train, valid, test, str(paths[2]))
 
 
-def _read_all(paths: list[pathlib.Path], groups: list[Any]) -> list[RankingLists]:
+def _read_all(paths: list[pathlib.Path], groups: list[Any], processes: Processes) -> list[RankingLists]:
     """Each file as wide as the widest: a sparse file need not name the last feature."""
-    read = [read_letor(path, group=group) for path, group in zip(paths, groups, strict=True)]
-    width = max(features_of(lists).shape[1] for lists in read)
+    read = [read_share(path, LetorOptions(group), processes.share) for path, group in zip(paths, groups, strict=True)]
+    processes.check_same("queries", (query for lists in read for query in lists.queries))
+    width = int(processes.gathered(np.array(max(features_of(lists).shape[1] for lists in read))).max())
     return [replace(lists, features=_widened(features_of(lists), width)) for lists in read]
 
 
@@ -166,12 +184,22 @@ def _held_out(lists: RankingLists, seed: int) -> tuple[RankingLists, RankingList
     return take_lists(lists, np.sort(order[count:])), take_lists(lists, np.sort(order[:count]))
 
 
-def _fingerprint(splits: Splits) -> str:
-    digest = hashlib.sha256()
-    for lists in splits[:2]:
-        for column in (lists.lengths, lists.labels, lists.features):
-            digest.update(np.ascontiguousarray(column).tobytes())
-    return digest.hexdigest()[:16]
+def _fingerprint(splits: Splits, processes: Processes) -> str:
+    """Tells the data of one run from that of another, however it is shared out."""
+    digests = [processes.total(_digests(lists)) for lists in splits[:2]]
+    return hashlib.sha256(np.concatenate(digests).tobytes()).hexdigest()[:16]
+
+
+def _digests(lists: RankingLists) -> UInt64[np.ndarray, " lists"]:
+    """A number for the rows of each list, 0 where it has none."""
+    ends, features = lists.offsets, features_of(lists)
+    return np.array([_digest(lists.labels[a:b], features[a:b]) for a, b in itertools.pairwise(ends)], np.uint64)
+
+
+def _digest(labels: Float[np.ndarray, " rows"], features: Float[np.ndarray, "rows f"]) -> int:
+    if not len(labels):
+        return 0
+    return int.from_bytes(hashlib.sha256(labels.tobytes() + features.tobytes()).digest()[:8], "little")
 
 
 # ----------------------------------------------------------------------------------------------------------- the run
@@ -185,18 +213,28 @@ class Result(NamedTuple):
     untrained: Model
 
 
-def run(splits: Splits, options: dict[str, Any], epochs: int, out: pathlib.Path | None, resume: bool) -> Result:
+def run(
+    splits: Splits,
+    options: dict[str, Any],
+    epochs: int,
+    out: pathlib.Path | None,
+    resume: bool,
+    processes: Processes = ALONE,
+) -> Result:
     """Trains, and saves every epoch if there is a directory for it."""
-    loss_fn = named_loss(options["loss"], k=options["k"], temperature=options["temperature"])
-    standardiser = fit_standardiser(features_of(splits.train))
+    loss_fn = named_loss(
+        options["loss"], k=options["k"], temperature=options["temperature"], summed=processes.count > 1
+    )
+    standardiser = fit_standardiser(features_of(splits.train), processes)
     width = features_of(splits.train).shape[1]
     params = init_mlp(jax.random.key(options["seed"]), width, HIDDEN)
     optimiser = default_optimiser()
-    settings = options | {"features": width, "hidden": list(HIDDEN), "data": _fingerprint(splits)}
-    checkpoint = None if out is None else Checkpoint(out / "checkpoint.safetensors", settings)
+    settings = options | {"features": width, "hidden": list(HIDDEN), "data": _fingerprint(splits, processes)}
+    kept = out if processes.first else None
+    checkpoint = None if kept is None else Checkpoint(kept / "checkpoint.safetensors", settings)
     state = init_state(params, optimiser)
-    state = state if checkpoint is None else checkpoint.open(state, resume)
-    with progress_bar(epochs, options["k"], state) as show:
+    state = _same_state(state if checkpoint is None else checkpoint.open(state, resume), processes)
+    with progress_bar(epochs, options["k"], state, processes.first) as show:
         on_epoch = show if checkpoint is None else lambda state: (checkpoint.save(state), show(state))
         train, valid = standardiser(splits.train), standardiser(splits.valid)
         state = fit(
@@ -210,12 +248,22 @@ def run(splits: Splits, options: dict[str, Any], epochs: int, out: pathlib.Path 
             epochs=epochs,
             seed=options["seed"],
             on_epoch=on_epoch,
+            processes=processes,
         )
     return Result(state, Model(state.best, standardiser, settings), Model(params, standardiser, settings))
 
 
+def _same_state(state: TrainState, processes: Processes) -> TrainState:
+    """The state of the first process, which alone reads checkpoints, in all of them."""
+    if processes.count == 1:
+        return state
+    epochs = int(processes.from_first(np.array(state.epoch)))
+    whole = state._replace(history=np.resize(state.history, (epochs, 2)))
+    return jax.tree.map(lambda leaf: processes.from_first(np.asarray(leaf)), whole)
+
+
 @contextmanager
-def progress_bar(epochs: int, k: int, first: TrainState) -> Iterator[Callable[[TrainState], None]]:
+def progress_bar(epochs: int, k: int, first: TrainState, wanted: bool = True) -> Iterator[Callable[[TrainState], None]]:
     """A bar on standard error; where that is no terminal, ten lines in all."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -228,7 +276,7 @@ def progress_bar(epochs: int, k: int, first: TrainState) -> Iterator[Callable[[T
         TextColumn("{task.description}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, disable=not (wanted and console.is_terminal)) as progress:
         task = progress.add_task("compiling", total=epochs, completed=first.epoch)
 
         def show(state: TrainState) -> None:
@@ -237,7 +285,7 @@ def progress_bar(epochs: int, k: int, first: TrainState) -> Iterator[Callable[[T
             if not console.is_terminal and state.epoch % max(1, epochs // 10) == 0:
                 console.print(f"epoch {state.epoch}/{epochs}  {text}")
 
-        yield show
+        yield show if wanted else lambda state: None
 
 
 def _epoch_text(state: TrainState, k: int) -> str:
@@ -249,16 +297,16 @@ def _epoch_text(state: TrainState, k: int) -> str:
 # ------------------------------------------------------------------------------------------------------- the figures
 
 
-def compared(splits: Splits, result: Result, k: int) -> Figures:
+def compared(splits: Splits, result: Result, k: int, processes: Processes = ALONE) -> Figures:
     """The NDCG of each test list at each cutoff, by the model and by what it has to beat."""
-    feature, sign = best_feature(splits.train, k)
+    feature, sign = best_feature(splits.train, k, processes)
     loss, order = result.model.settings["loss"], "highest" if sign > 0 else "lowest"
     scores = {
         f"trained ({loss}, epoch {result.state.best_epoch})": result.model.scores(splits.test),
         f"best single feature ({feature + 1}, {order} first)": sign * features_of(splits.test)[:, feature],
         "untrained": result.untrained.scores(splits.test),
     }
-    return {name: ndcg_by_list(splits.test, values, _cutoffs(k)) for name, values in scores.items()}
+    return {name: processes.total(ndcg_by_list(splits.test, values, _cutoffs(k))) for name, values in scores.items()}
 
 
 def _cutoffs(k: int) -> tuple[int, ...]:

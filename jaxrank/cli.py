@@ -33,14 +33,14 @@ def run(arguments: list[str] | None = None) -> None:
     try:
         app(arguments, prog_name="python -m jaxrank")
     except (DataError, OSError) as error:
-        print(f"jaxrank: error: {_message(error)}", file=sys.stderr)
+        print(f"jaxrank: error: {message_of(error)}", file=sys.stderr)
         sys.exit(2)
     except ImportError as error:
         print(f"jaxrank: error: {error}", file=sys.stderr)
         sys.exit(1)
 
 
-def _message(error: Exception) -> str:
+def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, PyTree
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Float32, Int, PyTree
 
-from jaxrank._arrays import check_option
+from jaxrank._named_losses import LOSSES, LossFn, mse_loss, named_loss, softmax_loss
 from jaxrank._network import Standardiser, apply_mlp, features_of, fit_standardiser, init_mlp
+from jaxrank._processes import ALONE, Processes
 from jaxrank.data import RankingLists
 from jaxrank.data.batching import Batch, padded_batches
-from jaxrank.losses import approx_ndcg_loss, lambda_ndcg_loss, smooth_ndcg_loss
 from jaxrank.metrics import ndcg_at_k
-from jaxrank.relaxations import neural_sort, soft_sort
 
 __all__ = [
     "BATCH_SIZE",
@@ -55,9 +55,8 @@ MAX_PADDING = 0.4  # every shape is compiled once, which costs more than some em
 EVALUATION_NUMBERS = 1 << 24  # feature values in a batch that is only scored
 
 
-# (params, features [b, n, f]) -> scores [b, n], and (scores [b, n], labels [b, n], *, where [b, n]) -> a batch's loss
+# (params, features [b, n, f]) -> scores [b, n]
 Apply = Callable[[PyTree, Array], Array]
-LossFn = Callable[..., Array]
 
 # ---------------------------------------------------------------------------------------------------------- the loop
 
@@ -123,6 +122,7 @@ def fit(
     batch_size: int = BATCH_SIZE,
     seed: int = 0,
     on_epoch: Callable[[TrainState], object] = lambda state: None,
+    processes: Processes = ALONE,
 ) -> TrainState:
     """Trains until `epochs` are done or validation NDCG@k has not risen for `patience` epochs.
 
@@ -139,6 +139,8 @@ def fit(
       batch_size: lists in a step, at most. They have like lengths.
       seed: shuffles the epochs.
       on_epoch: called with the state after each epoch, to save or show it.
+      processes: this process and how many there are. Each has all lists, but rows only of those that it holds, and
+        `loss_fn` gives `(total, weight)`, as `named_loss(..., summed=True)` does. All end with the same state.
 
     Returns:
       The last state; its `best` are the parameters to use.
@@ -159,12 +161,14 @@ def fit(
       (2, 2)
     """
     _check_lists(train=train, valid=valid)
-    step = partial(train_step, apply, loss_fn, optimiser)
+    lengths = None if processes.count == 1 else processes.total(train.lengths)
+    step = partial(_step, apply, loss_fn, optimiser, processes)
     while not finished(state, epochs=epochs, patience=patience):
         rng = np.random.default_rng((seed, state.epoch))
-        batches = padded_batches(train, batch_size=batch_size, max_padding=MAX_PADDING, rng=rng)
+        batches = padded_batches(train, batch_size=batch_size, max_padding=MAX_PADDING, rng=rng, lengths=lengths)
         params, opt_state, loss = _run_epoch(step, state, batches)
-        state = _recorded(state, params, opt_state, loss, float(evaluate(apply, params, valid, k).mean()))
+        value = float(processes.total(evaluate(apply, params, valid, k)).mean())
+        state = _recorded(state, params, opt_state, loss, value)
         on_epoch(state)
     return state
 
@@ -189,15 +193,53 @@ def train_step(
         return optax.apply_updates(params, updates), opt_state, loss
 
 
+def _step(
+    apply: Apply,
+    loss_fn: LossFn,
+    optimiser: Any,
+    processes: Processes,
+    params: PyTree,
+    opt_state: PyTree,
+    batch: Batch,
+) -> tuple[PyTree, PyTree, Array, Any]:
+    """A step on what the processes hold of a batch; the last is how many lists that is."""
+    arrays, count = (batch.features, batch.labels, batch.where), batch.where.any(1).sum()
+    if processes.count == 1:
+        return *train_step(apply, loss_fn, optimiser, params, opt_state, *arrays), count
+    sums = processes.sum_on_devices(_sums(apply, loss_fn, params, *arrays, np.float32(count)))
+    return _update(optimiser, params, opt_state, sums)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _sums(apply, loss_fn, params, features, labels, where, count):
+    """What adds up over processes, as one vector: loss, its weight, lists, gradient."""
+    (total, weight), grads = jax.value_and_grad(
+        lambda p: loss_fn(apply(p, features), labels, where=where), has_aux=True
+    )(params)
+    return ravel_pytree((total, weight, count, grads))[0]
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
+def _update(optimiser, params, opt_state, sums):
+    import optax
+
+    zero = jnp.zeros((), sums.dtype)
+    total, weight, count, grads = ravel_pytree((zero, zero, zero, params))[1](sums)
+    weight = jnp.maximum(weight, 1)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes types, also where the caller is strict
+        updates, opt_state = optimiser.update(jax.tree.map(lambda x: x / weight, grads), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, total / weight, count
+
+
 def _run_epoch(step: Callable, state: TrainState, batches: Iterator[Batch]) -> tuple[PyTree, PyTree, float]:
     # The step donates what it is given, and the caller may hold `state`: one copy an epoch.
     params, opt_state = jax.tree.map(jnp.copy, (state.params, state.opt_state))
     losses, counts = [], []
     for batch in batches:
-        params, opt_state, loss = step(params, opt_state, batch.features, batch.labels, batch.where)
+        params, opt_state, loss, count = step(params, opt_state, batch)
         losses.append(loss)
-        counts.append((batch.lists >= 0).sum())
-    return params, opt_state, float(np.average(jax.device_get(losses), weights=counts))
+        counts.append(count)
+    return params, opt_state, float(np.average(jax.device_get(losses), weights=jax.device_get(counts)))
 
 
 def _recorded(state: TrainState, params: PyTree, opt_state: PyTree, loss: float, value: float) -> TrainState:
@@ -248,9 +290,10 @@ def ndcg_by_list(lists: RankingLists, scores: Float32[np.ndarray, " rows"], k: A
     return _by_list(scored, lambda batch: ndcg_at_k(batch.scores, batch.labels, k, where=batch.where))
 
 
-def best_feature(lists: RankingLists, k: int | None) -> tuple[int, int]:
+def best_feature(lists: RankingLists, k: int | None, processes: Processes = ALONE) -> tuple[int, int]:
     """The feature (counted from 0) that ranks best by itself, and its sign: -1 if its lowest values rank first."""
-    means = _by_list(lists, lambda batch: _by_feature(k, batch.features, batch.labels, batch.where)).mean(0)
+    values = _by_list(lists, lambda batch: _by_feature(k, batch.features, batch.labels, batch.where))
+    means = processes.total(values).mean(0)
     sign, feature = np.unravel_index(means.argmax(), means.shape)
     return int(feature), 1 - 2 * int(sign)
 
@@ -275,76 +318,3 @@ def _check_lists(**parts: RankingLists) -> None:
         features_of(lists, name)
         if not len(lists):
             raise ValueError(f"{name} has no queries; expected at least one list")
-
-
-# -------------------------------------------------------------------------------------------------------- the losses
-
-
-@cache
-def named_loss(name: str, *, k: int | None = 10, temperature: float | None = None) -> LossFn:
-    """A loss of the command line, averaged over the lists that have something relevant.
-
-    Args:
-      name: one of `LOSSES`. "smooth" is what ranked best in `tests/benchmarks/learning.py`: smooth NDCG by SoftSort at
-        temperature 4. A high temperature keeps a gradient for items far below the cutoff, and scores grow into it.
-      k: cutoff.
-      temperature: None for the loss's own.
-
-    Returns:
-      `(scores, labels, *, where) -> scalar`, the same object for the same arguments, so that steps compile once.
-
-    Raises:
-      ValueError: an unknown name, or a temperature for a loss that has none.
-
-    Example:
-      >>> loss_fn = named_loss("smooth", k=3)
-      >>> scores, where = jnp.zeros((1, 3)), jnp.ones((1, 3), bool)
-      >>> loss_fn(scores, jnp.array([[0.0, 1.0, 3.0]]), where=where)
-      Array(0.255..., dtype=float32)
-    """
-    check_option("name", name, tuple(LOSSES))
-    loss_fn, options = LOSSES[name]
-    if "temperature" in options:
-        options = options | {"k": k} | ({} if temperature is None else {"temperature": temperature})
-    elif temperature is not None:
-        raise ValueError(f"temperature is {temperature}, but the loss {name!r} has none; leave it out")
-
-    def loss(scores, labels, *, where):
-        relevant = jnp.any(where & (labels > 0), -1, keepdims=True)
-        return loss_fn(scores, labels, where=where & relevant, **options)
-
-    return loss
-
-
-def softmax_loss(
-    scores: Float[Array, "b n"], labels: Float[Array, "b n"], *, where: Bool[Array, "b n"]
-) -> Float[Array, ""]:
-    """Listwise softmax cross entropy with the grades, scaled to sum to 1, as the target; for comparison."""
-    total = labels.sum(-1, keepdims=True, where=where)
-    targets = jnp.where(where, labels, 0) / jnp.where(total > 0, total, 1)
-    logs = jnp.where(where, jax.nn.log_softmax(scores, where=where), 0)
-    return _mean_of(-(targets * logs).sum(-1), total.squeeze(-1) > 0)
-
-
-def mse_loss(
-    scores: Float[Array, "b n"], labels: Float[Array, "b n"], *, where: Bool[Array, "b n"]
-) -> Float[Array, ""]:
-    """Pointwise squared error of the grades, for comparison."""
-    return _mean_of(jnp.where(where, scores - labels, 0) ** 2, where)
-
-
-def _mean_of(values: Float[Array, "*shape"], where: Bool[Array, "*shape"]) -> Float[Array, ""]:
-    return jnp.where(where, values, 0).sum() / jnp.maximum(where.sum(dtype=values.dtype), 1)
-
-
-# By name, with the settings that worked best in `tests/benchmarks/learning.py`.
-LOSSES: dict[str, tuple[Callable[..., Array], dict[str, Any]]] = {
-    "smooth": (smooth_ndcg_loss, {"relaxation": soft_sort, "temperature": 4.0}),
-    "soft": (smooth_ndcg_loss, {"relaxation": soft_sort, "temperature": 1.0}),
-    "neural": (smooth_ndcg_loss, {"relaxation": neural_sort, "temperature": 1.0, "balance": 5}),
-    "approx": (approx_ndcg_loss, {"temperature": 0.3}),
-    "laplace": (approx_ndcg_loss, {"temperature": 0.3, "kernel": "laplace"}),
-    "lambda": (lambda_ndcg_loss, {"temperature": 1.0}),
-    "softmax": (softmax_loss, {}),
-    "mse": (mse_loss, {}),
-}

@@ -73,6 +73,13 @@ class Share(NamedTuple):
     def owns(self, positions: Int[np.ndarray, " lists"]) -> Bool[np.ndarray, " lists"]:
         return positions % self.count == self.index
 
+    def of(self, lists: RankingLists) -> RankingLists:
+        """All the lists, those of other processes without rows."""
+        owned = self.owns(np.arange(len(lists)))
+        rows = np.repeat(owned, lists.lengths)
+        scores, features = (None if column is None else column[rows] for column in (lists.scores, lists.features))
+        return RankingLists(lists.queries, lists.lengths * owned, lists.labels[rows], scores, features)
+
 
 WHOLE = Share()
 

@@ -4,6 +4,7 @@ Every shape is one compilation, so lists are put into buckets by length and each
 are chosen for the lengths at hand: the fewest buckets that keep padding below the limit.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -144,6 +145,7 @@ def padded_batches(
     max_padding: float = 0.12,
     rng: np.random.Generator | int | None = None,
     shapes: dict[int, int] | None = None,
+    lengths: Integer[np.ndarray, " lists"] | None = None,
 ) -> Iterator[Batch]:
     """Yields every list once, in padded batches: one epoch.
 
@@ -156,6 +158,8 @@ def padded_batches(
         bucket first. Pass one generator to every epoch to have each in a new order.
       shapes: lengths and rows of earlier batches, which serve again while they keep padding low, and are added to. Pass
         one dict with every part of a long file, and the parts share compilations.
+      lengths: with several processes, of which each holds some lists and has the others without rows: rows of all
+        lists. Every process then yields as many batches, with what it holds of each.
 
     Returns:
       An iterator of batches. Shapes repeat: one for each bucket, the same in every epoch.
@@ -170,12 +174,13 @@ def padded_batches(
       ([[1.0, 0.0], [3.0, 0.0]], [[True, True], [True, False]])
     """
     options = {"batch_size": batch_size, "max_slots": max_slots, "max_padding": max_padding}
-    buckets = (
-        length_buckets(lists.lengths, **options) if shapes is None else _shared_buckets(lists.lengths, shapes, options)
-    )
+    every = lists.lengths if lengths is None else lengths
+    buckets = length_buckets(every, **options) if shapes is None else _shared_buckets(every, shapes, options)
     generator = None if rng is None else np.random.default_rng(rng)
     offsets = lists.offsets
     for bucket, chosen in _epoch(buckets, generator):
+        if lengths is not None:
+            bucket, chosen = _held(lists, bucket, chosen)
         yield _padded(lists, offsets, bucket, chosen)
 
 
@@ -200,6 +205,16 @@ def _epoch(buckets: list[Bucket], rng: np.random.Generator | None) -> list[tuple
         order = bucket.lists if rng is None else rng.permutation(bucket.lists)
         parts += [(bucket, order[start : start + bucket.rows]) for start in range(0, len(order), bucket.rows)]
     return parts if rng is None else [parts[i] for i in rng.permutation(len(parts))]
+
+
+def _held(
+    lists: RankingLists, bucket: Bucket, chosen: Int[np.ndarray, " chosen"]
+) -> tuple[Bucket, Int[np.ndarray, " held"]]:
+    """What this process has of a batch, in one number of rows that is nearly always enough; if not, in all of them."""
+    held = chosen[lists.lengths[chosen] > 0]
+    expected = bucket.rows * np.count_nonzero(lists.lengths) / len(lists)
+    enough = math.ceil(expected + 2.5 * math.sqrt(expected)) + 1
+    return bucket._replace(rows=min(enough, bucket.rows) if len(held) <= enough else bucket.rows), held
 
 
 def _padded(

@@ -1,6 +1,7 @@
 """Learning-to-rank files: SVMlight lines, with `qid:` or with group sizes in a file of their own."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from os import fspath
 from os.path import exists
@@ -104,6 +105,16 @@ def map_letor(
 
     parts = [use(_together(path, block)) for block in in_blocks(own(), block_rows)]
     return MappedLists(parts, tuple(queries))
+
+
+def read_share(path: Path, options: LetorOptions, share: Share) -> RankingLists:
+    """The lists of `read_letor` with features, those of other processes without rows; no more than these are held."""
+    parts, queries = map_letor(lambda lists: lists, path, options, share=share, block_rows=None)
+    lengths = np.zeros(len(queries), np.int64)
+    if not parts:
+        return RankingLists(queries, lengths, np.zeros(0, np.float32), features=np.zeros((0, 0), np.float32))
+    lengths[share.index :: share.count] = parts[0].lengths
+    return replace(parts[0], queries=queries, lengths=lengths)
 
 
 class _Part(NamedTuple):

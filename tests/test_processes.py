@@ -1,0 +1,330 @@
+"""Several processes give what one gives, whatever their shares; and when one is lost, the others say so and end.
+
+Shares, sums and figures are tested on threads that stand in for processes, which share what is compiled; the command
+line is tested on processes.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxrank import _evaluate_command, _process_options, _train_command, cli, training
+from jaxrank._checkpoints import load_model
+from jaxrank._processes import ALONE, Processes
+from jaxrank.data import DataError, RankingLists, padded_batches
+from jaxrank.data._lists import Share
+from jaxrank.data.synthetic import generated_splits
+
+ROOT = pathlib.Path(__file__).parents[1]
+OPTIMISER = optax.adam(1e-2)
+LENGTH = 8
+
+
+class Threads(Processes):
+    """Threads that stand in for processes."""
+
+    def gathered(self, array):
+        self.board[self.index] = np.array(array)
+        self.barrier.wait(60)
+        every = np.stack([self.board[i] for i in range(self.count)])
+        self.barrier.wait(60)
+        return every
+
+    def sum_on_devices(self, vector):
+        return jax.numpy.asarray(self.gathered(np.asarray(vector)).sum(0))
+
+
+def together(count, job):
+    """What `job(processes)` gives in each of the threads."""
+
+    class Group(Threads):
+        board, barrier = {}, threading.Barrier(count)
+
+    found, errors = {}, {}
+
+    def work(index):
+        try:
+            found[index] = job(Group(index, count))
+        except Exception as error:
+            errors[index] = error
+            Group.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise min(errors.values(), key=lambda error: isinstance(error, threading.BrokenBarrierError))
+    return [found[index] for index in range(count)]
+
+
+def lists_of(count, seed=0):
+    """Lists of one length, so that there is one shape to compile."""
+    rows = generated_splits(queries=(4 * count + 8, 1, 1), features=8, seed=seed)["train"]
+    end = LENGTH * count
+    names = tuple(str(i) for i in range(count))
+    return RankingLists(names, np.full(count, LENGTH), rows.labels[:end], features=training.features_of(rows)[:end])
+
+
+def write_letor(path, lists):
+    rows = zip(np.repeat(lists.queries, lists.lengths), lists.labels, lists.features)
+    path.write_text(
+        "".join(f"{y:g} qid:{q} {' '.join(f'{i}:{v:g}' for i, v in enumerate(x, 1))}\n" for q, y, x in rows)
+    )
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
+    for name, count in {"train": 24, "valid": 7, "test": 2}.items():
+        write_letor(folder / name, lists_of(count, seed=count))
+    scores = rng.normal(size=24 * LENGTH)
+    (folder / "scores").write_text("".join(f"{score:.4f}\n" for score in scores))
+    pairs = [(q, d) for q in range(7) for d in range(5)]
+    (folder / "qrels").write_text("".join(f"q{q} 0 d{d} {rng.integers(0, 3)}\n" for q, d in pairs))
+    (folder / "run").write_text("".join(f"q{q} Q0 d{d + 2} 0 {rng.normal():.3f} t\n" for q, d in pairs[:25]))
+    return folder
+
+
+# ------------------------------------------------------------------------------------------- shares, sums and figures
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint64, np.bool_])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
+def test_one_process_is_all_there_is(dtype, shape):
+    array = np.ones(shape, dtype)
+    assert (ALONE.gathered(array) == array[None]).all() and (ALONE.total(array) == array).all()
+    rows = np.arange(6).reshape(3, 2)
+    np.testing.assert_array_equal(ALONE.dealt(rows, 3), rows)
+    assert ALONE.first and ALONE.share == Share()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_rows_that_were_dealt_come_back_in_order(count):
+    rows = np.arange(14).reshape(7, 2)
+    for found in together(count, lambda processes: processes.dealt(rows[processes.index :: count], 7)):
+        np.testing.assert_array_equal(found, rows)
+
+
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_batches_of_shares_make_up_the_batches_of_the_whole(count):
+    lists = generated_splits(queries=(31, 1, 1), features=8)["train"]
+    want = list(padded_batches(lists, batch_size=8, rng=3))
+    parts = [Share(index, count).of(lists) for index in range(count)]
+    assert sum(part.lengths for part in parts).tolist() == lists.lengths.tolist()
+    found = [list(padded_batches(part, batch_size=8, rng=3, lengths=lists.lengths)) for part in parts]
+    for i, batch in enumerate(want):
+        held = np.concatenate([batches[i].lists for batches in found])
+        assert sorted(held[held >= 0]) == sorted(batch.lists[batch.lists >= 0])
+    assert len({batch.where.shape for batch in found[0]}) <= 2 * len({batch.where.shape for batch in want})
+    rows = [row for batches in found for b in batches for row in b.labels[b.where]]
+    assert sorted(rows) == sorted(lists.labels)
+
+
+@pytest.mark.parametrize("count", [2, 5, 30])
+def test_features_are_measured_over_all_shares(count):
+    lists = lists_of(24)
+    want = training.fit_standardiser(lists.features)
+
+    def measured(processes):
+        return training.fit_standardiser(processes.share.of(lists).features, processes)
+
+    for found in together(count, measured):
+        assert found.skewed.tolist() == want.skewed.tolist()
+        np.testing.assert_allclose(found.shift, want.shift, rtol=1e-6)
+        np.testing.assert_allclose(found.scale, want.scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss, count", [("softmax", 2), ("softmax", 30), ("mse", 3)])
+def test_training_ends_in_the_same_state(loss, count):
+    train, valid = lists_of(24), lists_of(7, seed=1)
+    standardiser = training.fit_standardiser(train.features)
+    train, valid = standardiser(train), standardiser(valid)
+    apply = scorer  # without a bias at the end: the gradient of such a one is rounding alone
+
+    def fitted(processes):
+        params = {"w": jax.numpy.linspace(-0.5, 0.5, 24).reshape(8, 3), "v": jax.numpy.linspace(1.0, -1.0, 3)}
+        state = training.init_state(params, OPTIMISER)
+        loss_fn = training.named_loss(loss, summed=processes.count > 1)
+        parts = processes.share.of(train), processes.share.of(valid)
+        options = {"loss_fn": loss_fn, "optimiser": OPTIMISER, "epochs": 4, "batch_size": 8, "processes": processes}
+        return training.fit(apply, state, *parts, **options)
+
+    want = fitted(ALONE)
+    for found in together(count, fitted):
+        np.testing.assert_allclose(found.history, want.history, rtol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found[:3], want[:3])
+
+
+def scorer(params, features):
+    return jax.numpy.tanh(features @ params["w"]) @ params["v"]
+
+
+@pytest.mark.parametrize("name", ["smooth", "softmax", "mse"])
+def test_sum_over_weight_is_the_loss(name):
+    rng = np.random.default_rng(0)
+    scores, labels = (jax.numpy.asarray(x, np.float32) for x in (rng.normal(size=(3, 4)), rng.integers(0, 3, (3, 4))))
+    where = jax.numpy.array([[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]], bool)
+    summed, mean = jax.jit(training.named_loss(name, summed=True)), training.named_loss(name)
+    total, weight = summed(scores, labels, where=where)
+    np.testing.assert_allclose(total / weight, mean(scores, labels, where=where), rtol=1e-6)
+    assert [float(x) for x in summed(scores, labels, where=jax.numpy.zeros_like(where))] == [0, 0]
+
+
+@pytest.mark.parametrize("count", [2, 3, 30])
+@pytest.mark.parametrize("kind", ["trec", "letor"])
+def test_evaluation_gives_the_same_figures(files, kind, count):
+    settings = _evaluate_command._settings(["3"], None, None, "skip", None, None)
+    given = {
+        "trec": (files / "qrels", files / "run", *[None] * 3),
+        "letor": (None, None, files / "train", files / "scores", None),
+    }
+    sources = _evaluate_command.Files(*given[kind])
+    want = _evaluate_command._source(sources, settings, ALONE)
+    assert len(want.values) == {"trec": 7, "letor": 24}[kind]
+    for found in together(count, lambda processes: _evaluate_command._source(sources, settings, processes)):
+        np.testing.assert_array_equal(found.values, want.values)
+        assert found._replace(values=0) == want._replace(values=0)
+
+
+def test_best_feature_and_fingerprint_are_those_of_the_whole(files):
+    paths = [files / "train", None, None]  # a fifth is held out
+
+    def found(processes):
+        splits = _train_command.read_splits(paths, [], 0, processes)
+        counts = [processes.total(lists.lengths).tolist() for lists in splits[:2]]
+        fingerprint = _train_command._fingerprint(splits, processes)
+        return counts, fingerprint, training.best_feature(splits.train, 5, processes)
+
+    want = found(ALONE)
+    for count in (3, 25):
+        assert together(count, found) == [want] * count
+
+
+def test_different_files_under_one_name_are_refused(files):
+    def read(processes):
+        processes.check_same("queries", ["a", "b" if processes.index < 2 else "c"])
+
+    with pytest.raises(DataError, match="processes 0 and 2 have read different queries; expected the same files"):
+        together(3, read)
+
+
+# ------------------------------------------------------------------------------------------------------ real processes
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def started(count, *arguments, index=None):
+    """Processes of one command, or one of them."""
+    port = free_port()
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    group = ["--coordinator", f"localhost:{port}", "--num-processes", str(count), "--process-id"]
+    command = [sys.executable, "-m", "jaxrank", *map(str, arguments), *group]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment}
+    return [subprocess.Popen([*command, str(i)], **pipes) for i in range(count)]
+
+
+def ended(processes, timeout=300):
+    """Exit codes and what was printed."""
+    try:
+        shown = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *texts) for process, texts in zip(processes, shown)]
+
+
+def alone(capsys, *arguments):
+    try:
+        cli.run(list(map(str, arguments)))
+    except SystemExit as stop:
+        assert not stop.code
+    return capsys.readouterr()
+
+
+def test_two_processes_evaluate(files, capsys):
+    arguments = ["evaluate", files / "qrels", files / "run", "-k", "3", "--format", "json", "-q"]
+    first, second = ended(started(2, *arguments))
+    assert first[0] == second[0] == 0, (first, second)
+    assert json.loads(first[1]) == json.loads(alone(capsys, *arguments).out)
+    assert second[1] == ""
+
+
+def test_three_processes_train_one_is_killed_and_two_go_on(files, tmp_path, capsys):
+    common = [item for name in ("train", "valid", "test") for item in (f"--{name}", files / name)]
+    common = ["train", *common, "--loss", "softmax", "--epochs", "25"]
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    processes = started(3, *common, "--out", checkpoint.parent)
+    while not checkpoint.exists() and processes[2].poll() is None:
+        time.sleep(0.005)
+    processes[2].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    shown = ended(processes)
+    assert time.monotonic() - killed < 60
+    assert [code for code, *_ in shown[:2]] == [1, 1], shown
+    assert not (checkpoint.parent / "figures.json").exists()
+    for index, (_, out, errors) in enumerate(shown[:2]):
+        assert f"jaxrank: error: process {index} of 3: another process ended before the job was done" in errors
+        assert "Traceback" not in errors and out == ""
+    again = ended(started(2, *common, "--out", checkpoint.parent, "--resume"))
+    assert [code for code, *_ in again] == [0, 0], again
+    assert "NDCG@10" in again[0][1] and again[1][1:] == ("", "")
+    alone(capsys, *common, "--out", tmp_path / "alone")
+    assert_same_runs(checkpoint.parent, tmp_path / "alone")
+
+
+def assert_same_runs(one, other):
+    reports = [json.loads((folder / "figures.json").read_text()) for folder in (one, other)]
+    assert reports[0]["settings"] == reports[1]["settings"]
+    np.testing.assert_allclose(*(report["history"] for report in reports), rtol=1e-4)
+    for a, b in zip(*(report["figures"].values() for report in reports)):
+        assert a == pytest.approx(b, abs=1e-6)
+    params = [load_model(folder / "model.safetensors").params for folder in (one, other)]
+    for layers in params:
+        layers[-1].pop("bias")  # moves all scores alike, so its gradient is rounding alone
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *params)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--coordinator", "localhost:1"], "expected all three, or --distributed alone"),
+        (["--coordinator", "localhost:1", "--num-processes", "2"], "expected all three, or --distributed alone"),
+        (["--coordinator", "host", "--num-processes", "2", "--process-id", "0"], "'host'; expected HOST:PORT"),
+        (["--coordinator", "a:1", "--num-processes", "2", "--process-id", "2"], "2 of 2 processes; expected 0 to 1"),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "train"])
+def test_options_that_do_not_go_together(command, options, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.run([command, *options])
+    assert stop.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_processes_that_do_not_find_each_other_are_told_how(monkeypatch, capsys):
+    def fails(*_, **__):
+        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", fails)
+    with pytest.raises(SystemExit) as stop:
+        cli.run(["evaluate", "--distributed"])
+    assert stop.value.code == 2
+    assert "the processes did not find each other (DEADLINE_EXCEEDED" in capsys.readouterr().err
+    assert _process_options.Placement(distributed=True) != _process_options.Placement()

@@ -23,6 +23,8 @@ SYNONYMS = {
     "weights": ("sample_weight", "weight"),
     "reduce_fn": ("reduction", "reduce"),
     "segment_ids": ("segments", "indexes", "group", "groups", "qid"),
+    "num_segments": ("num_queries", "num_groups", "length"),
+    "exclude": ("seen", "filter_items", "exclusions"),
 }
 MEANT = {synonym: name for name, synonyms in SYNONYMS.items() for synonym in synonyms}
 

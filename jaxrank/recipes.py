@@ -118,7 +118,7 @@ for _ in range(20):
 
 ## The metric inside a scan
 
-Values come one a list and are never reduced, so a total and a count are all that a loop carries.
+Values come one a list and are never reduced; `RankingMean` is what a loop carries, here of two cutoffs.
 
 ```python
 @jax.jit
@@ -126,15 +126,15 @@ def evaluate(weights, batches):
     def add(state, batch):
         features, labels, where = batch
         values = jaxrank.ndcg_at_k(features @ weights, labels, (1, 10), where=where)
-        total, count = state
-        return (total + values.sum(0), count + len(values)), None
+        return state.update(values, where=where.any(-1)), None
 
-    (total, count), _ = jax.lax.scan(add, (jnp.zeros(2), 0), batches)
-    return total / count
+    state, _ = jax.lax.scan(add, jaxrank.RankingMean.empty((2,)), batches)
+    return state
 
 
 batches = jax.tree.map(lambda x: x.reshape(4, 4, *x.shape[1:]), (features, labels, where))
-values = evaluate(jnp.ones(8), batches)
+state = evaluate(jnp.ones(8), batches)
+mean, stderr = state.mean, state.stderr
 ```
 
 ## Several heads

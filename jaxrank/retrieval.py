@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrank import _arrays, metrics, ordering
 from jaxrank._catalogue import Ids, Scores, search
+from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, Checked, Cutoffs, DiscountFn, GainFn
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain
@@ -23,6 +24,7 @@ class Hits(NamedTuple):
     indices: Ids
 
 
+@named_keywords
 def retrieve_top_k(
     queries: ArrayLike,
     items: ArrayLike,
@@ -81,6 +83,7 @@ def retrieve_top_k(
     )
 
 
+@named_keywords
 def retrieval_ndcg_at_k(
     queries: ArrayLike,
     items: ArrayLike,

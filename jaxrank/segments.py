@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int32, Shaped
 from jaxrank import _arrays, _segment_bands, metrics, ordering, relaxations, surrogates
 from jaxrank import _segments as flat
 from jaxrank._gaps import positive
+from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, Checked, Cutoffs, DiscountFn, GainFn
 from jaxrank.discounts import log2_discount
 from jaxrank.gains import exponential_gain
@@ -67,6 +68,7 @@ def _check_none_missing(ids: np.ndarray) -> None:
             raise ValueError(f"the query id of row {row} is missing ({ids[row]}): each row needs one.")
 
 
+@named_keywords
 def segment_ndcg_at_k(
     scores: ArrayLike,
     labels: ArrayLike,
@@ -146,6 +148,7 @@ def _segment_ndcg(scores, labels, segment_ids, where, empty, num_segments, k, ga
     return _values(dcg, ideal, empty, ranked.bad, k)
 
 
+@named_keywords
 def segment_smooth_ndcg_at_k(
     scores: ArrayLike,
     labels: ArrayLike,

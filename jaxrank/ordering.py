@@ -13,6 +13,7 @@ from jax import core, lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxrank._arrays import masked
+from jaxrank._selection import select
 from jaxrank._typing import Indices, Lists, Mask, Ranked, Size, TieRule
 
 Gain = Callable[[Float[Array, "..."]], Float[Array, "..."]]
@@ -97,7 +98,7 @@ def _plain_top_k(keys: Lists, k: Size) -> tuple[Ranked, Indices]:
     """XLA's fast selection on CPU is a pattern match that a later slice destroys (27 to 77 times slower): the barriers
     keep it. They are two, because one around the pair aborts XLA's own decomposition of a sharded selection.
     """
-    values, indices = lax.top_k(keys, k)
+    values, indices = select(keys, k)
     return lax.optimization_barrier(values), lax.optimization_barrier(indices)
 
 
@@ -176,7 +177,7 @@ def descending_order(keys: Float[Array, "*batch n"]) -> Int[Array, "*batch n"]:
     n = keys.shape[-1]
     low = max(1, (n - 1).bit_length())
     position = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
-    bits, order = _descending_bits(keys), position.astype(jnp.int32)
+    bits, order = _descending_bits(lax.optimization_barrier(keys)), position.astype(jnp.int32)
     for start in range(0, 32, 32 - low):
         packed = lax.sort(((bits >> start) << low) | position, is_stable=False)
         step = (packed & jnp.uint32(2**low - 1)).astype(jnp.int32)

@@ -311,17 +311,20 @@ def _in_chunks(function: Callable[[JudgedLists], Ranked], lists: JudgedLists) ->
     *batch, n = lists.keys.shape
     if jax.default_backend() != "cpu" or not all(isinstance(size, int) for size in lists.keys.shape):
         return function(lists)  # accelerators have the memory, and want the whole batch at once
-    total = prod(batch)
-    chunks = min(total, -(-total * n // CHUNK))
+    total, devices = prod(batch), jax.device_count()
+    size = -(-total // max(1, -(-total * n // CHUNK)))
+    size = -(-size // devices) * devices
+    chunks = -(-total // size)
     if chunks <= 1:
         return function(lists)
 
     def split(array: Array) -> Array:
+        """Every chunk takes lists from the whole batch: from every device, where that is split over devices."""
         flat = jnp.broadcast_to(array, (*batch, array.shape[-1])).reshape(total, -1)
-        flat = jnp.pad(flat, ((0, -total % chunks), (0, 0)), mode="edge")
-        return flat.reshape(chunks, -1, flat.shape[-1])
+        flat = jnp.pad(flat, ((0, -total % (size * chunks)), (0, 0)), mode="edge")
+        return flat.reshape(size, chunks, flat.shape[-1]).swapaxes(0, 1)
 
-    ranked = lax.map(function, jax.tree.map(split, lists))
+    ranked = lax.map(function, jax.tree.map(split, lists)).swapaxes(0, 1)
     return ranked.reshape(-1, ranked.shape[-1])[:total].reshape(*batch, -1)
 
 

@@ -143,7 +143,7 @@ LABELS = GRADES | st.sampled_from([31, 128, 1500, np.nan]) | st.floats(2**-100, 
 IDS = hnp.arrays(np.int32, ROWS, elements=st.integers(-1, LISTS))
 MASKS = hnp.arrays(bool, ROWS, elements=st.booleans())
 RULES = {
-    **{ties: {"ties": ties} for ties in TIES[:3]},
+    **{ties: {"ties": ties} for ties in ("average", "best")},
     "falling table": {"gain_fn": jaxrank.table_gain([0, 3, 0, 7, 2]), "discount_fn": jaxrank.geometric_discount(0.75)},
 }
 
@@ -299,9 +299,8 @@ def test_memory_of_the_smooth_gradient_does_not_grow_with_rows_times_k():
 # ------------------------------------------------------------------------------------------------------------- the ids
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint32])
-def test_ids_out_of_range_are_dropped_as_by_segment_sum(dtype):
-    ids = np.array([0, 1, 100, 1, -1, 0]).astype(dtype)
+def test_ids_out_of_range_are_dropped_as_by_segment_sum():
+    ids = np.array([0, 1, 100, 1, -1, 0], np.int8)
     dropped = jax.ops.segment_sum(jnp.ones(6), ids, 2)
     np.testing.assert_array_equal(dropped, [2, 2])
     labels = np.array([1, 2, 9, 0, 9, 3], np.float32)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -96,4 +97,6 @@ def _end_at_once(processes: Processes, error: BaseException) -> None:
     sys.stdout.flush()
     sys.stderr.write(text)
     sys.stderr.flush()
+    if processes.first:
+        time.sleep(2)  # the meeting point goes with it: let the others say first what they know
     os._exit(code)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,8 +18,7 @@ from jaxtyping import Array, Float
 from jaxrank.data import DataError
 from jaxrank.data._lists import Share
 
-HEARTBEAT_SECONDS = 15  # a process that is not heard of for so long is lost
-T = TypeVar("T")
+HEARTBEAT_SECONDS = 30  # a process that is not heard of for so long is lost
 
 
 class LostProcessError(RuntimeError):
@@ -45,12 +44,10 @@ class Processes(NamedTuple):
         """The arrays of all processes, which have one shape, stacked; bit by bit, whatever JAX makes of their dtype."""
         if self.count == 1:
             return array[None]
-        from jax.experimental.multihost_utils import process_allgather
-
         flat = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
         if not len(flat):
             return np.zeros((self.count, *array.shape), array.dtype)
-        every = self._exchanged(lambda: np.asarray(process_allgather(flat)))
+        every = np.asarray(self._exchanged(flat, _same))
         return np.frombuffer(every.tobytes(), array.dtype).reshape(self.count, *array.shape)
 
     def total(self, array: np.ndarray) -> np.ndarray:
@@ -78,19 +75,19 @@ class Processes(NamedTuple):
 
     def sum_on_devices(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
         """The sum over processes, by an all-reduce; the same bits in each of them."""
+        return self._exchanged(vector, _sum_rows)
+
+    def _exchanged(self, own: Any, combine: Callable[[Array], Array]) -> Array:
+        """What `combine` makes of the stacked arrays of all processes, by a device of each."""
         devices = [next(d for d in jax.devices() if d.process_index == i) for i in range(self.count)]
         mesh = Mesh(np.array(devices), "processes")
-        own = jax.device_put(vector[None], devices[self.index])
-        rows = jax.make_array_from_single_device_arrays(
-            (self.count, *vector.shape), NamedSharding(mesh, PartitionSpec("processes")), [own]
-        )
-        summed = jax.jit(_sum_rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        return self._exchanged(lambda: summed(rows).addressable_data(0).block_until_ready())
-
-    def _exchanged(self, exchange: Callable[[], T]) -> T:
         try:
             with _silent():
-                return exchange()
+                row = jax.device_put(own[None], devices[self.index])
+                sharding = NamedSharding(mesh, PartitionSpec("processes"))
+                rows = jax.make_array_from_single_device_arrays((self.count, *own.shape), sharding, [row])
+                combined = jax.jit(combine, out_shardings=NamedSharding(mesh, PartitionSpec()))(rows)
+                return combined.addressable_data(0).block_until_ready()
         except Exception as error:  # JAX raises several kinds, by version and by transport
             raise LostProcessError(
                 f"another process ended before the job was done ({str(error).splitlines()[0][:200]}); "
@@ -113,6 +110,10 @@ def _silent() -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)
+
+
+def _same(rows: Array) -> Array:
+    return rows
 
 
 def _sum_rows(rows: Float[Array, "count n"]) -> Float[Array, " n"]:

@@ -157,7 +157,7 @@ def padded_batches(
       rng: a generator, or a seed, that shuffles lists and batches; without it the order is that of the lists, shortest
         bucket first. Pass one generator to every epoch to have each in a new order.
       shapes: lengths and rows of earlier batches, which serve again while they keep padding low, and are added to. Pass
-        one dict with every part of a long file, and the parts share compilations.
+        one dict with every part of a long file, and the parts share compilations; padding may then be a little more.
       lengths: with several processes, of which each holds some lists and has the others without rows: rows of all
         lists. Every process then yields as many batches, with what it holds of each.
 
@@ -192,11 +192,17 @@ def _shared_buckets(
     edges = np.array(sorted(shapes), np.int64)
     padded = edges[np.minimum(np.searchsorted(edges, slots), len(edges) - 1)] if len(edges) else np.zeros_like(slots)
     if (padded < slots).any() or padded.sum() * (1 - options["max_padding"] - SLACK) >= slots.sum():
-        fresh = {bucket.length: bucket.rows for bucket in length_buckets(lengths, **options)}
+        fresh = {_rounded(bucket.length): bucket.rows for bucket in length_buckets(lengths, **options)}
         shapes.update(fresh | shapes)
         edges = np.array(sorted(shapes), np.int64)
     member = edges[np.searchsorted(edges, slots)]
     return [Bucket(np.flatnonzero(member == edge), shapes[int(edge)], int(edge)) for edge in np.unique(member)]
+
+
+def _rounded(length: int) -> int:
+    """Up to five binary digits, so that the next block's longest list, a little longer, needs no other shape."""
+    step = 1 << max(length.bit_length() - 5, 0)
+    return -(-length // step) * step
 
 
 def _epoch(buckets: list[Bucket], rng: np.random.Generator | None) -> list[tuple[Bucket, Int[np.ndarray, " chosen"]]]:

@@ -3,7 +3,8 @@
     python tests/benchmarks/evaluate_process.py --lines 1000000 --lines 10000000 --repeats 3
 
 Runs have 1 000 documents a query, grouped by query, in rank order; 50 documents of a query are judged, half of them
-retrieved. Commands take turns; the table gives medians and the ratio to ours.
+retrieved. Commands take turns; the table gives medians and the ratio to ours. With `--letor`, a LETOR file of as many
+lines (150 a query, 4 features) with a file of scores is evaluated too; the others do not read such files.
 """
 
 import argparse
@@ -49,6 +50,23 @@ def generate(folder: pathlib.Path, queries: int) -> tuple[pathlib.Path, pathlib.
     return qrels, run
 
 
+def generate_letor(folder: pathlib.Path, lines: int) -> tuple[pathlib.Path, pathlib.Path]:
+    rng = np.random.default_rng(0)
+    data, scores = folder / f"letor.{lines}", folder / f"scores.{lines}"
+    with open(data, "wb") as rows, open(scores, "wb") as values:
+        for start in range(0, lines, AT_ONCE * 150):
+            numbers = np.arange(start, min(start + AT_ONCE * 150, lines))
+            queries = joined("qid:", numbers // 150)
+            columns = [joined(name, rng.random(len(numbers)).round(4)) for name in ("1:", "2:", "3:", "4:")]
+            write(rows, [rng.integers(0, 5, len(numbers)), queries, *columns])
+            write(values, [rng.normal(size=len(numbers)).round(6)])
+    return data, scores
+
+
+def joined(prefix: str, numbers: np.ndarray) -> pyarrow.Array:
+    return pyarrow.compute.binary_join_element_wise(prefix, pyarrow.array(numbers).cast(pyarrow.string()), "")
+
+
 def document_ids(numbers: np.ndarray) -> pyarrow.Array:
     digits = pyarrow.compute.utf8_lpad(pyarrow.array(numbers.ravel()).cast(pyarrow.string()), 8, "0")
     return pyarrow.compute.binary_join_element_wise("MARCO", digits, "_")
@@ -86,15 +104,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, action="append")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--letor", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     rows = []
     for count in options.lines or [1_000_000, 10_000_000]:
         with tempfile.TemporaryDirectory() as folder:
             files = generate(pathlib.Path(folder), count // DOCUMENTS)
-            taken = {name: [] for name in commands(*files)}
+            chosen = commands(*files)
+            if options.letor:
+                data, scores = generate_letor(pathlib.Path(folder), count)
+                letor = [sys.executable, "-m", "jaxrank", "evaluate", "--letor", str(data), "--scores", str(scores)]
+                chosen["jaxrank --letor"] = letor
+            taken = {name: [] for name in chosen}
             for _ in range(options.repeats):
-                for name, command in commands(*files).items():
+                for name, command in chosen.items():
                     taken[name].append(measure(command))
         rows += summary(count, taken)
     print(f"{'lines':>12} {'process':<28} {'seconds':>8} {'CPU':>7} {'MiB':>7}  ratio to ours")

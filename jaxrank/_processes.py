@@ -91,7 +91,7 @@ class Processes(NamedTuple):
         except Exception as error:  # JAX raises several kinds, by version and by transport
             raise LostProcessError(
                 f"another process ended before the job was done ({str(error).splitlines()[0][:200]}); "
-                "see what it wrote, and start all of them again"
+                "see what it wrote, and start all of them again (train: with --resume)"
             ) from error
 
 

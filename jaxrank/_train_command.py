@@ -82,7 +82,11 @@ def train(
     process_id: ProcessId = None,
     distributed: Distributed = False,
 ) -> None:
-    """Train a small network on ranking lists, and compare it with simpler rankings by exact NDCG."""
+    """Train a small network on ranking lists, and compare it with simpler rankings by exact NDCG.
+
+    With several processes each holds its share of the queries, their gradients are added up, and process 0 prints and
+    writes: the result is that of one process. If one is lost, start all of them again, with --resume.
+    """
     if resume and out is None:
         raise typer.BadParameter("--resume goes on from a checkpoint; give the directory that holds it by --out")
     if temperature is not None and not temperature > 0:

@@ -83,7 +83,7 @@ def _lower_sort(context: mlir.LoweringRuleContext, keys: ir.Value, index: ir.Val
         greater, total = stablehlo.ComparisonDirectionAttr.get("GT"), stablehlo.ComparisonTypeAttr.get("TOTALORDER")
         key, other = block.arguments[0], block.arguments[1]
         stablehlo.return_([stablehlo.compare(key, other, greater, compare_type=total)])
-    return sort.results
+    return list(sort.results)  # on jax 0.8 they are no Sequence
 
 
 mlir.register_lowering(_sort_p, _lower_sort)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, PyTree
 
+from jaxrank._arrays import expand
 from jaxrank._processes import ALONE, Processes
 from jaxrank.data import RankingLists
 
@@ -52,7 +53,7 @@ def apply_mlp(params: PyTree, features: Float[Array, "*batch f"]) -> Float[Array
     x = features
     for i, layer in enumerate(params):
         x = jnp.dot(x if i == 0 else jax.nn.relu(x), layer["weight"])
-        x += jnp.broadcast_to(layer["bias"], x.shape)
+        x += expand(layer["bias"], x.ndim)
     return x.squeeze(-1)
 
 

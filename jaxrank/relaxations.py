@@ -321,7 +321,8 @@ def _in_chunks(function: Callable[[JudgedLists], Ranked], lists: JudgedLists) ->
     def split(array: Array) -> Array:
         """Every chunk takes lists from the whole batch: from every device, where that is split over devices."""
         flat = jnp.broadcast_to(array, (*batch, array.shape[-1])).reshape(total, -1)
-        flat = jnp.pad(flat, ((0, -total % (size * chunks)), (0, 0)), mode="edge")
+        if total < size * chunks:
+            flat = jnp.pad(flat, ((0, size * chunks - total), (0, 0)), mode="edge")
         return flat.reshape(size, chunks, flat.shape[-1]).swapaxes(0, 1)
 
     ranked = lax.map(function, jax.tree.map(split, lists)).swapaxes(0, 1)

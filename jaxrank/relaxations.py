@@ -318,14 +318,17 @@ def _in_chunks(function: Callable[[JudgedLists], Ranked], lists: JudgedLists) ->
     if chunks <= 1:
         return function(lists)
 
-    def split(array: Array) -> Array:
-        """Every chunk takes lists from the whole batch: from every device, where that is split over devices."""
-        flat = jnp.broadcast_to(array, (*batch, array.shape[-1])).reshape(total, -1)
-        if total < size * chunks:
-            flat = jnp.pad(flat, ((0, size * chunks - total), (0, 0)), mode="edge")
-        return flat.reshape(size, chunks, flat.shape[-1]).swapaxes(0, 1)
+    # Every chunk takes lists from the whole batch: from every device, where that is split over devices. On one device
+    # they lie together, since to take them apart is a copy.
+    shape, axis = ((chunks, size), 0) if devices == 1 else ((size, chunks), 1)
 
-    ranked = lax.map(function, jax.tree.map(split, lists)).swapaxes(0, 1)
+    def split(array: Array) -> Array:
+        flat = jnp.broadcast_to(array, (*batch, array.shape[-1])).reshape(total, -1)
+        if total < size * chunks:  # a pad of nothing would still ask other devices for the edge
+            flat = jnp.pad(flat, ((0, size * chunks - total), (0, 0)), mode="edge")
+        return jnp.moveaxis(flat.reshape(*shape, flat.shape[-1]), axis, 0)
+
+    ranked = jnp.moveaxis(lax.map(function, jax.tree.map(split, lists)), 0, axis)
     return ranked.reshape(-1, ranked.shape[-1])[:total].reshape(*batch, -1)
 
 

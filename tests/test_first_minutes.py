@@ -126,7 +126,7 @@ def test_unknown_preset():
     [
         ("scipy", "from jaxrank.significance import compare; compare([1, 2], [1, 3])", "jaxrank[cli]"),
         ("matplotlib", "from jaxrank.plots import query_differences as f; f([[1], [2]], names='ab')", "jaxrank[plots]"),
-        ("optax", "from jaxrank.training import default_optimiser; default_optimiser()", "jaxrank[train]"),
+        ("optax", "from jaxrank.training import default_optimiser as f; f.__wrapped__()", "jaxrank[train]"),
     ],
 )
 def test_missing_extras(monkeypatch, package, code, line):

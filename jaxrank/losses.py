@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from jaxrank import _arrays, ordering, surrogates
+from jaxrank._devices import split_by_list
 from jaxrank._gaps import positive
 from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, Checked, DiscountFn, GainFn, Mask, ReduceFn
@@ -312,6 +313,7 @@ def _list_weights(weights: ArrayLike, losses: Float[Array, "*batch"]) -> Float[A
 
 
 @partial(jax.jit, static_argnums=range(5, 9), inline=True)
+@split_by_list
 def _lambda_ndcg(scores, labels, where, temperature, mu, k, gain_fn, discount_fn, axis):
     lists = surrogates.judged_lists(scores, labels, where, temperature, gain_fn, axis)
     ideal = surrogates.ideal_dcg(lists, k, discount_fn)

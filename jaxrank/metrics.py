@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxrank import _arrays, ordering
+from jaxrank._devices import split_by_list
 from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, Cutoffs, DiscountFn, GainFn, Lists, Mask, Ranked, Values
 from jaxrank.discounts import log2_discount
@@ -95,6 +96,7 @@ def ndcg_at_k(
 
 
 @partial(jax.jit, static_argnums=range(5, 11), inline=True)
+@split_by_list
 def _ndcg(scores, labels, where, ideal_labels, empty, k, gain_fn, discount_fn, ties, axis, keepdims):
     scores, labels, where = _arrays.as_lists(scores, labels, where, axis)
     judged = labels if ideal_labels is None else _arrays.as_list("ideal_labels", ideal_labels, labels, axis)
@@ -181,6 +183,7 @@ def dcg_at_k(
 
 
 @partial(jax.jit, static_argnums=range(3, 9), inline=True)
+@split_by_list
 def _dcg(scores, labels, where, k, gain_fn, discount_fn, ties, axis, keepdims):
     scores, labels, where = _arrays.as_lists(scores, labels, where, axis)
     weigh = scaled_gain(gain_fn, labels, where)
@@ -242,6 +245,7 @@ def ideal_dcg_at_k(
 
 
 @partial(jax.jit, static_argnums=range(2, 7), inline=True)
+@split_by_list
 def _ideal_dcg(labels, where, k, gain_fn, discount_fn, axis, keepdims):
     _, labels, where = _arrays.as_lists(labels, labels, where, axis)
     weigh = scaled_gain(gain_fn, labels, where)

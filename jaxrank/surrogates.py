@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxrank import _arrays, metrics, ordering, relaxations
+from jaxrank._devices import split_by_list
 from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, Checked, Cutoffs, DiscountFn, GainFn, Relaxation, Values
 from jaxrank.discounts import log2_discount
@@ -92,6 +93,7 @@ def smooth_ndcg_at_k(
 
 
 @partial(jax.jit, static_argnums=range(5, 13), inline=True)
+@split_by_list
 def _smooth_ndcg(
     scores, labels, where, temperature, empty, k, relaxation, balance, through, gain_fn, discount_fn, axis, keepdims
 ):
@@ -166,6 +168,7 @@ def smooth_dcg_at_k(
 
 
 @partial(jax.jit, static_argnums=range(4, 12), inline=True)
+@split_by_list
 def _smooth_dcg(
     scores, labels, where, temperature, k, relaxation, balance, through, gain_fn, discount_fn, axis, keepdims
 ):
@@ -249,6 +252,7 @@ def approx_ndcg_at_k(
 
 
 @partial(jax.jit, static_argnums=range(6, 13), inline=True)
+@split_by_list
 def _approx_ndcg(
     scores, labels, where, temperature, softness, empty, k, kernel, through, gain_fn, discount_fn, axis, keepdims
 ):

@@ -177,10 +177,7 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scores_dtype", "labels_dtype"),
-    [*((dtype, jnp.float32) for dtype in DTYPES), *((jnp.float32, dtype) for dtype in DTYPES), *zip(DTYPES, DTYPES)],
-)
+@pytest.mark.parametrize(("scores_dtype", "labels_dtype"), [*zip(DTYPES, DTYPES), *zip(DTYPES, DTYPES[::-1])])
 def test_any_real_dtype(scores_dtype, labels_dtype):
     scores, labels = np.array([[1, 0, 1, 0]]), np.array([[0, 1, 1, 0]])
     value = jaxrank.ndcg_at_k(jnp.asarray(scores, scores_dtype), jnp.asarray(labels, labels_dtype), 3)
@@ -273,7 +270,7 @@ def test_numpy_integers_are_cutoffs(k):
 
 @pytest.mark.parametrize("axis", [-1, -2, 0, 1])
 @pytest.mark.parametrize("keepdims", [False, True])
-@pytest.mark.parametrize("k", [2, None, (1, 3), (7, 2, 2)])
+@pytest.mark.parametrize("k", [2, (7, 2, 2)])
 def test_axis_and_keepdims(axis, keepdims, k):
     rng = np.random.default_rng(0)
     scores, labels = rng.normal(size=(4, 5)).astype(np.float32), rng.integers(0, 3, (4, 5))

@@ -24,6 +24,11 @@ LISTS = {
 SIZES = [(3, 1, 1), (2, 7, 7), (4, 600, 1), (3, 1203, 2), (2, 4500, 10), (2, 700, 400), (2, 513, 513), (2, 12_345, 11)]
 
 
+TOP_K, LARGEST, LARGEST_GRADES = (
+    jax.jit(function, static_argnums=1) for function in (ordering.top_k, ordering.largest, ordering._largest_grades)
+)
+
+
 def stable_order(keys):
     return np.argsort(-np.asarray(keys, np.float64), axis=-1, kind="stable")
 
@@ -36,7 +41,7 @@ def lists(kind, *shape):
 @pytest.mark.parametrize(("batch", "n", "k"), SIZES)
 def test_top_k(kind, batch, n, k):
     keys = lists(kind, batch, n)
-    values, indices = jax.jit(ordering.top_k, static_argnums=1)(keys, k)
+    values, indices = TOP_K(keys, k)
     order = stable_order(keys)[:, :k]
     np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(keys), order, -1))
     if kind != "zeros of both signs":  # which one of two equal zeros it was is left to the platform
@@ -55,8 +60,8 @@ def test_descending_order(kind, n):
 def test_largest(kind, batch, n, k):
     values = lists(kind, batch, n)
     expected = -np.sort(-np.asarray(values), axis=-1)[:, :k]
-    np.testing.assert_array_equal(jax.jit(ordering.largest, static_argnums=1)(values, k), expected)
-    np.testing.assert_array_equal(ordering._largest_grades(values, k), expected)
+    np.testing.assert_array_equal(LARGEST(values, k), expected)
+    np.testing.assert_array_equal(LARGEST_GRADES(values, k), expected)
 
 
 def test_largest_of_lists_that_run_out_of_grades_at_different_depths():

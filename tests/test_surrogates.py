@@ -84,7 +84,6 @@ def textbook(scores, labels, k, temperature, relaxation, balance=0):
 
 PATHS = [  # relaxation, n, k, balance, dtype: one tile; a window and all; rows in blocks, of a window and of all
     (neural_sort, 300, 10, 0, "float32"),
-    (neural_sort, 300, 10, 0, "float64"),
     (neural_sort, 300, 10, 3, "float64"),
     (neural_sort, 150, 40, 0, "float64"),
     (soft_sort, 60, 10, 0, "float32"),

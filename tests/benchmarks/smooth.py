@@ -1,6 +1,6 @@
 """Smooth NDCG@10, value and gradient: jaxrank, the textbook, other losses, in one process, alternated.
 
-    python -m tests.benchmarks.smooth [--only 64x2048] [--repeats 15] [--json FILE]
+    python -m tests.benchmarks.smooth [--only 64x2048 | --only network] [--repeats 15] [--json FILE]
 
 Each row is the value and the gradient of a mean loss over the same lists; the ratio is the median over rounds of its
 time to that of our NeuralSort loss in that round; MiB is the temporary memory of the compiled program. `textbook` is
@@ -123,9 +123,12 @@ def network_steps(rounds: int, budget: float, batch: int = 32, n: int = 128, fea
 
 
 def table(options: argparse.Namespace) -> list[dict]:
-    sizes = [tuple(map(int, options.only.split("x")))] if options.only else SIZES
-    measured = [measure(batch, n, options.repeats, options.budget) for batch, n in sizes]
-    return sum(measured, [] if options.only else network_steps(options.repeats, options.budget))
+    given = options.repeats, options.budget
+    sizes = [tuple(map(int, options.only.split("x")))] if options.only not in (None, "network") else SIZES
+    measured = [] if options.only == "network" else [measure(*size, *given) for size in sizes]
+    if options.only in (None, "network"):
+        measured.append(network_steps(*given))
+    return sum(measured, [])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from jaxrank import _laplace
 from jaxrank._band import Band
 from jaxrank._gaps import any_list, scaled, tied_groups
 from jaxrank._segments import Flags, Floats, Integers, of_list
-from jaxrank.relaxations import laplace_band
+from jaxrank._softsort import laplace_band
 
 Table = Float[Array, "segments k"]
 Counts = Int[Array, " segments"]

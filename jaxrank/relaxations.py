@@ -15,9 +15,9 @@ import numpy as np
 from jax import core, lax
 from jaxtyping import Array, Bool, Float
 
-from jaxrank import _arrays, _band, _laplace, ordering
+from jaxrank import _arrays, _band, _laplace, _softsort, ordering
 from jaxrank._band import Band
-from jaxrank._gaps import KEPT, Gaps, any_list, positive, ranked_gaps, scaled
+from jaxrank._gaps import KEPT, Gaps, any_list, positive, ranked_gaps
 from jaxrank._keywords import named_keywords
 from jaxrank._typing import ArrayLike, GainFn, Indices, Lists, Mask, Ranked, Relaxation
 from jaxrank.gains import shifted_gain
@@ -215,16 +215,9 @@ def _inverse(permutation: Indices) -> Indices:
 
 
 def _soft_rows(scores: Lists, keys: Lists, temperature: Temperature, k: int) -> Rows:
-    place = ordering.top_k(keys, k)[0][..., :, None]
-    keys, scores, temperature = keys[..., None, :], scores[..., None, :], temperature[..., None]
-    # A place moves with the mean of the items tied there, and has no derivative by any one of them.
-    tied = (keys == place).astype(scores.dtype)
-    moved = tied * (scores - lax.stop_gradient(scores))
-    place = place + moved.sum(-1, keepdims=True) / jnp.maximum(tied.sum(-1, keepdims=True), 1)
-    live = (place > -jnp.inf) & (keys > -jnp.inf)
-    distance = jnp.abs(jnp.where(live & (tied == 0), scores - place, 1))
-    weights = jnp.exp(-scaled(distance, temperature))
-    return jnp.where(live, jnp.where(tied == 0, weights, 1), 0)
+    values = ordering.top_k(keys, k)[0]
+    place = values + _softsort.mean_move(values[..., :, None] == keys[..., None, :], scores)
+    return _softsort.rows(place, values, scores, keys, temperature)
 
 
 def _ratio(numerator: Float[Array, "..."], denominator: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -295,7 +288,8 @@ def ranked_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     if how.relaxation is neural_sort:
         return _neural_gains(lists, how)
     if how.relaxation is soft_sort:
-        return _in_chunks(partial(_soft_gains, how=how), lists)
+        few = _softsort.is_few(how.k, lists.keys.shape[-1])
+        return _few_soft_gains(lists, how) if few else _in_chunks(partial(_soft_gains, how=how), lists)
     live = lists.keys > -jnp.inf
     gains = ordering.valid_gains(lists.labels, live, partial(shifted_gain, how.gain_fn, shift=lists.shift))
     rows = how.relaxation(lists.scores, k=how.k, where=live, temperature=lists.temperature[..., 0])
@@ -363,23 +357,15 @@ def _window(n: int) -> int:
 
 def _soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     gaps, gains = _best(lists, lists.keys.shape[-1], how.gain_fn)
-    return weighed(laplace_band(_laplace.kernel(gaps), gaps.live, how.k), gains, gaps.live, how.balance)
+    return weighed(_softsort.laplace_band(_laplace.kernel(gaps), gaps.live, how.k), gains, gaps.live, how.balance)
 
 
-def laplace_band(kernel: _laplace.Kernel, ranked: Mask, k: int) -> Band:
-    live = ranked.astype(kernel.gap.dtype)
-
-    def times(x: Lists) -> tuple[Ranked, Ranked]:
-        # One recurrence for both products, which stand on a leading axis.
-        wide = jax.tree.map(lambda array: array[None], kernel)
-        sums = _laplace.times(wide, jnp.stack([x * live, live]))[..., :k] * live[None, ..., :k]
-        return sums[0], sums[1]
-
-    def transposed_times(r: Ranked) -> Lists:
-        padding = [(0, 0)] * (r.ndim - 1) + [(0, live.shape[-1] - k)]
-        return _laplace.transposed_times(kernel, jnp.pad(r * live[..., :k], padding)) * live
-
-    return Band(times, transposed_times)
+def _few_soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
+    band, indices, live = _softsort.few_rows(lists.scores, lists.keys, lists.temperature, how.k)
+    gain, rest = partial(shifted_gain, how.gain_fn, shift=lists.shift), live[..., how.k :]
+    first = ordering.gains_at(lists.labels, indices, live[..., : how.k], gain)
+    gains = [first, jnp.broadcast_to(ordering.valid_gains(lists.labels, rest, gain), rest.shape)]
+    return weighed(band, jnp.concatenate(gains, axis=-1), live, how.balance)
 
 
 def weighed(band: Band, gains: Lists, live: Mask, balance: int) -> Ranked:

@@ -82,13 +82,14 @@ def textbook(scores, labels, k, temperature, relaxation, balance=0):
     return (rows @ gains) @ discount / (jnp.sort(gains, descending=True)[:k] @ discount)
 
 
-PATHS = [  # relaxation, n, k, balance, dtype: one tile; a window and all; rows in blocks, of a window and of all
+PATHS = [  # relaxation, n, k, balance, dtype: one tile; a window and all; rows in blocks; few ranks and many
     (neural_sort, 300, 10, 0, "float32"),
     (neural_sort, 300, 10, 3, "float64"),
     (neural_sort, 150, 40, 0, "float64"),
     (soft_sort, 60, 10, 0, "float32"),
     (soft_sort, 60, None, 0, "float64"),
     (soft_sort, 60, 10, 3, "float64"),
+    (soft_sort, 60, 40, 3, "float64"),
 ]
 
 
@@ -440,6 +441,20 @@ def test_any_relaxation(relaxation, balance):
     built = value_and_gradient(*arrays, k=4, relaxation=rows_of(relaxation), balance=balance)
     np.testing.assert_allclose(fused[0], built[0], rtol=1e-5)
     np.testing.assert_allclose(fused[1], built[1], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("k", "balance"), [(7, 0), (7, 2), (40, 0)])  # in pairs, and along the sorted list
+def test_soft_sort_of_tied_scores_is_its_rows(k, balance, x64):
+    rng = np.random.default_rng(15)
+    scores, labels = rng.integers(-4, 5, (5, 60)) / 4.0, rng.integers(0, 4, (5, 60)).astype(float)
+    scores[0], scores[1, ::3], where = 0, -np.inf, rng.integers(0, 4, (5, 60)) > 0
+    where[2], where[3] = np.arange(60) < 5, False
+    arrays = scores, labels, where, jnp.asarray([0.3, 1, 2, 1, 1e-3])
+    fused, built = (
+        value_and_gradient(*arrays, k=k, relaxation=each, balance=balance) for each in (soft_sort, rows_of(soft_sort))
+    )
+    np.testing.assert_allclose(fused[0], built[0], rtol=1e-12)
+    np.testing.assert_allclose(fused[1], built[1], rtol=0, atol=1e-10)
 
 
 def test_straight_through():

@@ -42,27 +42,25 @@ def ranked_gaps(scores: Lists, keys: Lists, temperature: Float[Array, "*#batch 1
 def _best(keys: Lists, k: int) -> tuple[Ranked, Indices]:
     """`ordering.top_k` with ties in any order."""
     n = keys.shape[-1]
-    if keys.dtype != jnp.float32 or not isinstance(n, int) or not 2 * k <= n <= 64 * k:
+    if keys.dtype != jnp.float32 or not isinstance(n, int) or not 12 * k <= n <= 64 * k:
         return ordering.top_k(keys, k)
-    return lax.platform_dependent(keys, cpu=partial(_best_of_pairs, k=k), default=partial(ordering.top_k, k=k))
+    return lax.platform_dependent(keys, cpu=partial(_best_above, k=k), default=partial(ordering.top_k, k=k))
 
 
-def _best_of_pairs(keys: Lists, k: int) -> tuple[Ranked, Indices]:
-    """XLA on CPU selects by a heap, which has little to do once the largest keys stand in front: so let each key meet
-    the one half a list away, then the winners alone, and so on. Measured, ms: 64 x 2048, k = 82, 0.8 against 1.3.
+def _best_above(keys: Lists, k: int) -> tuple[Ranked, Indices]:
+    """XLA on CPU selects by a heap, whose work is to let in keys that will not stay: so drop those below a bound first.
+
+    At least k keys are as large as a bound which the maxima of k groups reach; a few halvings find a good one.
+    Measured, ms: 64 x 2048, k = 76, 1.05 against 1.57; 1024 x 1000, k = 65, 9.4 against 14.7.
     """
-    places, losers, size = lax.broadcasted_iota(jnp.int32, keys.shape, keys.ndim - 1), [], keys.shape[-1]
-    while size >= 64:
-        half = size // 2
-        one, two = keys[..., :half], keys[..., half : 2 * half]
-        place, other = places[..., :half], places[..., half : 2 * half]
-        won = one >= two
-        losers.append((jnp.where(won, two, one), jnp.where(won, other, place)))
-        losers.append((keys[..., 2 * half :], places[..., 2 * half :]))
-        keys, places, size = jnp.where(won, one, two), jnp.where(won, place, other), half
-    arranged, places = (jnp.concatenate(parts, axis=-1) for parts in zip((keys, places), *losers[::-1], strict=True))
-    values, winners = ordering.top_k(arranged, k)
-    return values, ordering.take(places, winners)
+    groups = keys.shape[-1] // 4
+    maxima = keys[..., : 4 * groups].reshape(*keys.shape[:-1], 4, groups).max(axis=-2)
+    bound, above = maxima.min(axis=-1, keepdims=True), maxima.max(axis=-1, keepdims=True)
+    for _ in range(4):
+        middle = bound / 2 + above / 2
+        enough = (maxima >= middle).sum(axis=-1, keepdims=True, dtype=jnp.int32) >= k
+        bound, above = jnp.where(enough, middle, bound), jnp.where(enough, above, middle)
+    return ordering.top_k(jnp.where(keys >= bound, keys, -jnp.inf), k)
 
 
 def scaled(distance: Float[Array, "*batch w"], temperature: Float[Array, "*#batch 1"]) -> Float[Array, "*batch w"]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrank import neural_sort, soft_ranks, soft_sort
+from jaxrank import _gaps, neural_sort, soft_ranks, soft_sort
 
 ROWS = {"neural_sort": neural_sort, "soft_sort": soft_sort}
 every_relaxation = pytest.mark.parametrize("relaxation", ROWS.values(), ids=ROWS.keys())
@@ -95,6 +95,27 @@ def test_rows_under_transformations(relaxation, x64):
 def test_errors(relaxation, options, error, message, unchecked):
     with pytest.raises(error, match=message):
         relaxation(SCORES, where=WHERE, **options)
+
+
+def test_selecting_above_a_bound_is_selecting():
+    rng = np.random.default_rng(0)
+    normal = rng.normal(size=(9, 301)).astype(np.float32)
+    tied, retrieved, few = (
+        normal.round(),
+        np.where(normal > 0, normal, -np.inf),
+        np.where(normal > 2.5, normal, -np.inf),
+    )
+    signed, cauchy = np.where(normal > 0, 0.0, -0.0), rng.standard_cauchy((9, 301))
+    infinite, large = np.where(normal > 2, np.inf, normal), 3e38 * np.sign(normal)
+    kinds = [normal, tied, retrieved, few, signed, cauchy, infinite, large, np.full_like(normal, -np.inf), normal * 0]
+    for keys in np.float32(kinds):
+        values, indices = best_above(keys)
+        np.testing.assert_array_equal(values, -np.sort(-keys)[:, :20])
+        np.testing.assert_array_equal(np.take_along_axis(keys, np.asarray(indices), axis=-1), values)
+        assert (np.diff(np.sort(indices)) > 0).all()
+
+
+best_above = jax.jit(functools.partial(_gaps._best, k=20))
 
 
 # ---------------------------------------------------------------------------------------------------------- soft ranks

@@ -123,12 +123,10 @@ def network_steps(rounds: int, budget: float, batch: int = 32, n: int = 128, fea
 
 
 def table(options: argparse.Namespace) -> list[dict]:
-    given = options.repeats, options.budget
-    sizes = [tuple(map(int, options.only.split("x")))] if options.only not in (None, "network") else SIZES
-    measured = [] if options.only == "network" else [measure(*size, *given) for size in sizes]
-    if options.only in (None, "network"):
-        measured.append(network_steps(*given))
-    return sum(measured, [])
+    given, network = (options.repeats, options.budget), options.only == "network"
+    sizes = [tuple(map(int, options.only.split("x")))] if options.only and not network else SIZES
+    measured = [] if network else [row for size in sizes for row in measure(*size, *given)]
+    return measured + (network_steps(*given) if network or not options.only else [])
 
 
 if __name__ == "__main__":

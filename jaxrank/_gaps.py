@@ -30,9 +30,8 @@ class Gaps(NamedTuple):
 
 def ranked_gaps(scores: Lists, keys: Lists, temperature: Float[Array, "*#batch 1"], width: int) -> Gaps:
     """The gaps of the `width` best items. `keys` are the scores with -inf where an item has no rank."""
-    indices = checkpoint_name(_best(keys, width)[1], KEPT)
-    position = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1)
-    live = position < (keys > -jnp.inf).sum(axis=-1, keepdims=True, dtype=jnp.int32)
+    values, indices = _best(keys, width)
+    live, indices = checkpoint_name(values > -jnp.inf, KEPT), checkpoint_name(indices, KEPT)
     # The gather, not the values of the selection, carries the gradient.
     ranked = ordering.take(scores, indices)
     previous = jnp.concatenate([ranked[..., :1], ranked[..., :-1]], axis=-1)
@@ -58,7 +57,7 @@ def _best_above(keys: Lists, k: int) -> tuple[Ranked, Indices]:
     bound, above = maxima.min(axis=-1, keepdims=True), maxima.max(axis=-1, keepdims=True)
     for _ in range(4):
         middle = bound / 2 + above / 2
-        enough = (maxima >= middle).sum(axis=-1, keepdims=True, dtype=jnp.int32) >= k
+        enough = (maxima >= middle).astype(keys.dtype).sum(axis=-1, keepdims=True) >= k  # faster than of integers
         bound, above = jnp.where(enough, middle, bound), jnp.where(enough, above, middle)
     return ordering.top_k(jnp.where(keys >= bound, keys, -jnp.inf), k)
 

@@ -323,7 +323,7 @@ def _lambda_ndcg(scores, labels, where, temperature, mu, k, gain_fn, discount_fn
     live = values > -jnp.inf
     gains = ordering.gains_at(labels, indices, live, lists.weigh.gain)
     gains = lax.stop_gradient(_arrays.safe_divide(gains, ideal, jnp.zeros((), gains.dtype)))
-    ranked = ordering.take(scores, indices) / positive(temperature)
+    ranked = jnp.where(live, ordering.take(scores, indices), 0) / positive(temperature)
     losses = _pair_losses(ranked, gains, live, _arrays.depth(k, n), jnp.asarray(mu, gains.dtype), discount_fn)
     return surrogates.poison(losses[..., None], lists).squeeze(-1)
 

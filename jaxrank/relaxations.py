@@ -173,15 +173,19 @@ def list_temperature(temperature: Array, scores: Lists) -> Float[Array, "*#batch
 
 
 class RankedLists(NamedTuple):
-    scores: Lists  # 0, without a gradient, in a slot that has no rank
+    scores: Lists  # anything in a slot that has no rank: few items are taken, and a masked copy of all costs as much
     keys: Lists  # -inf there
     temperature: Temperature
 
 
 def ranked_lists(scores: Lists, where: Mask | None, temperature: Array) -> RankedLists:
     keys = ordering.rank_keys(scores, where)
-    scores = jnp.where(keys > -jnp.inf, scores, jnp.zeros_like(keys))
-    return RankedLists(scores, keys, list_temperature(temperature, keys))
+    return RankedLists(scores.astype(keys.dtype), keys, list_temperature(temperature, keys))
+
+
+def filled(scores: Lists, keys: Lists) -> Lists:
+    """Scores that are 0, without a gradient, in a slot that has no rank."""
+    return jnp.where(keys > -jnp.inf, scores, jnp.zeros_like(keys))
 
 
 def without_value(keys: Lists, temperature: Temperature) -> Bool[Array, "*batch 1"]:
@@ -249,7 +253,7 @@ def _laplace_ranks(scores: Lists, keys: Lists, temperature: Temperature) -> List
 
 
 def _logistic_ranks(scores: Lists, keys: Lists, temperature: Temperature) -> Lists:
-    live, temperature = (keys > -jnp.inf)[..., None, :], positive(temperature)[..., None]
+    scores, live, temperature = filled(scores, keys), (keys > -jnp.inf)[..., None, :], positive(temperature)[..., None]
 
     def block(some: Lists) -> Lists:
         beaten = jax.nn.sigmoid((scores[..., None, :] - some[..., :, None]) / temperature)
@@ -292,7 +296,7 @@ def ranked_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
         return _few_soft_gains(lists, how) if few else _in_chunks(partial(_soft_gains, how=how), lists)
     live = lists.keys > -jnp.inf
     gains = ordering.valid_gains(lists.labels, live, partial(shifted_gain, how.gain_fn, shift=lists.shift))
-    rows = how.relaxation(lists.scores, k=how.k, where=live, temperature=lists.temperature[..., 0])
+    rows = how.relaxation(filled(lists.scores, lists.keys), k=how.k, where=live, temperature=lists.temperature[..., 0])
     return weighed(_band.matrix(rows), gains, live, how.balance)
 
 
@@ -341,7 +345,9 @@ def _neural_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     if few == n:
         return ranked
     uncertain = any_list(_band.reaches_beyond(gaps, how.k, n))[0]
-    return lax.cond(uncertain, lambda: _in_chunks(partial(_neural_gains_of_all, how=how), lists), lambda: ranked)
+    # Nothing is kept of the branch that is rarely taken: what it would keep is written as zeros where it is not.
+    of_all = jax.checkpoint(partial(_in_chunks, partial(_neural_gains_of_all, how=how)), prevent_cse=False)
+    return lax.cond(uncertain, lambda: of_all(lists), lambda: ranked)
 
 
 def _neural_gains_of_all(lists: JudgedLists, how: Relaxed) -> Ranked:
@@ -361,7 +367,7 @@ def _soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
 
 
 def _few_soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
-    band, indices, live = _softsort.few_rows(lists.scores, lists.keys, lists.temperature, how.k)
+    band, indices, live = _softsort.few_rows(filled(lists.scores, lists.keys), lists.keys, lists.temperature, how.k)
     gain, rest = partial(shifted_gain, how.gain_fn, shift=lists.shift), live[..., how.k :]
     first = ordering.gains_at(lists.labels, indices, live[..., : how.k], gain)
     gains = [first, jnp.broadcast_to(ordering.valid_gains(lists.labels, rest, gain), rest.shape)]

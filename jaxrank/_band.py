@@ -121,7 +121,8 @@ def _zero_with_derivative_jvp(primals, tangents):
     gap, starts = primals
     # Ties are rare in real scores: without them this costs nothing.
     tied = any_list(~starts).any()
-    tangent = lax.cond(tied, _tied_tangent, lambda tangent, _: jnp.zeros_like(tangent), tangents[0], starts)
+    of_ties = jax.checkpoint(_tied_tangent, prevent_cse=False)  # what it would keep is written where it is not used
+    tangent = lax.cond(tied, of_ties, lambda tangent, _: jnp.zeros_like(tangent), tangents[0], starts)
     return jnp.zeros_like(gap), tangent
 
 

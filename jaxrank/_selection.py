@@ -1,14 +1,18 @@
-"""`lax.top_k` as a primitive of our own, for one reason: on CPU XLA splits it over the devices that share a batch.
+"""`lax.top_k` as a primitive of our own, for two reasons.
 
-JAX hands its own `top_k` to XLA as one operation that no partitioner splits: every device gathers the whole batch. A
-sort of (key, position) is split along the batch; and this very sort, under this very comparison, followed by a slice
-is what XLA's fast selection on CPU replaces, once it has been split. Other platforms get JAX's own.
+It is lowered when the whole batch is known, whatever `vmap` there was, so that its shape can choose the way to select.
+
+And on CPU XLA splits it over the devices that share a batch. JAX hands its own `top_k` to XLA as one operation that no
+partitioner splits: every device gathers the whole batch. A sort of (key, position) is split along the batch; and this
+very sort, under this very comparison, followed by a slice is what XLA's fast selection on CPU replaces, once it has
+been split. Other platforms get JAX's own.
 
 Keys pass a barrier: XLA would sort keys that it knows when it compiles, as labels that a function closes over, and is
 slow at it (256 x 500: 15 to 24 s).
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
@@ -19,6 +23,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
+from jaxrank._packed import packed_top_k, pays
 from jaxrank._typing import Indices, Ranked, Size
 
 
@@ -51,6 +56,11 @@ def _differentiate(primals: Sequence, tangents: Sequence, k: Size) -> tuple[Sequ
     return (values, indices), (jnp.take_along_axis(tangents[0], indices, axis=-1), nothing[1])
 
 
+def _on_cpu(keys: Array, k: Size) -> Sequence:
+    by_sorting = partial(_by_sorting, keys, k)
+    return packed_top_k(keys, k, by_sorting) if pays(keys, k) else by_sorting()
+
+
 def _by_sorting(keys: Array, k: Size) -> Sequence:
     index = lax.broadcasted_iota(jnp.int32, keys.shape, keys.ndim - 1)
     sort = _sort_p.bind(lax.optimization_barrier(keys), index)
@@ -64,13 +74,13 @@ def _by_jax(keys: Array, k: Size) -> Sequence:
 batching.primitive_batchers[_select_p] = _batch
 ad.primitive_jvps[_select_p] = _differentiate
 mlir.register_lowering(_select_p, mlir.lower_fun(_by_jax, multiple_results=True))
-mlir.register_lowering(_select_p, mlir.lower_fun(_by_sorting, multiple_results=True), platform="cpu")
+mlir.register_lowering(_select_p, mlir.lower_fun(_on_cpu, multiple_results=True), platform="cpu")
 
 # ------------------------------------------------------------- a descending sort that carries one more operand along
 
 _sort_p = Primitive("jaxrank_sort")
 _sort_p.multiple_results = True
-_sort_p.def_abstract_eval(lambda keys, index: (keys, index))
+_sort_p.def_abstract_eval(lambda keys, index: (keys, keys.update(dtype=index.dtype, weak_type=False)))
 
 
 def _lower_sort(context: mlir.LoweringRuleContext, keys: ir.Value, index: ir.Value) -> Sequence:

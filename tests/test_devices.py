@@ -64,6 +64,17 @@ def test_lists_over_devices(name):
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
+def test_many_lists_over_devices():
+    many = tuple(np.tile(array, (512 // LISTS, 1)) for array in BATCH)
+    function = partial(ndcg, k=5)
+    expected = jax.jit(function)(*many)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    np.testing.assert_allclose(run(function, *split(mesh, *many)), expected, rtol=1e-6)
+    halves = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    manual = jax.shard_map(function, mesh=halves, in_specs=P("data"), out_specs=P("data"))
+    np.testing.assert_allclose(run(manual, *many), expected, rtol=1e-6)
+
+
 def test_values_stay_where_their_lists_are():
     mesh = jax.make_mesh((2, 4), ("models", "data"), axis_types=(AxisType.Explicit,) * 2)
     scores = np.stack([BATCH[0], -BATCH[0]])

@@ -19,9 +19,12 @@ LISTS = {
     "infinite": lambda shape: RNG.choice([-np.inf, np.inf, 0.5, -0.5, 3e38, -3e38, 1.2e-38], shape),
     "all -inf": lambda shape: np.full(shape, -np.inf),
     "descending": lambda shape: -np.arange(np.prod(shape)).reshape(shape),
+    "nearly equal": lambda shape: 1 + 1e-6 * RNG.normal(size=shape),
+    "half precision": lambda shape: RNG.normal(size=shape).astype(np.float16),
     "sparse": lambda shape: (RNG.random(shape) < 0.02) * RNG.integers(1, 5, shape),
 }
 SIZES = [(3, 1, 1), (2, 7, 7), (4, 600, 1), (3, 1203, 2), (2, 4500, 10), (2, 700, 400), (2, 513, 513), (2, 12_345, 11)]
+MANY_LISTS = [(256, 16, 16), (300, 100, 1), (260, 300, 11), (256, 1003, 24)]
 
 
 TOP_K, LARGEST, LARGEST_GRADES = (
@@ -38,7 +41,7 @@ def lists(kind, *shape):
 
 
 @pytest.mark.parametrize("kind", LISTS)
-@pytest.mark.parametrize(("batch", "n", "k"), SIZES)
+@pytest.mark.parametrize(("batch", "n", "k"), SIZES + MANY_LISTS)
 def test_top_k(kind, batch, n, k):
     keys = lists(kind, batch, n)
     values, indices = TOP_K(keys, k)
@@ -46,6 +49,14 @@ def test_top_k(kind, batch, n, k):
     np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(keys), order, -1))
     if kind != "zeros of both signs":  # which one of two equal zeros it was is left to the platform
         np.testing.assert_array_equal(indices, order)
+
+
+def test_top_k_of_lists_that_are_sure_beside_one_that_is_not():
+    keys = lists("normal", 256, 1000).at[7].set(lists("nearly equal", 1000)).at[8, 3:].set(-jnp.inf).at[9].set(jnp.nan)
+    values, indices = TOP_K(keys, 11)
+    order = stable_order(keys)[:, :11]
+    np.testing.assert_array_equal(np.delete(indices, 9, 0), np.delete(order, 9, 0))
+    assert (np.asarray(indices[9]) < 1000).all() and np.isneginf(values[8, 3:]).all()
 
 
 @pytest.mark.parametrize("kind", LISTS)

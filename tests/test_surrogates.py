@@ -554,7 +554,7 @@ def test_annealing_does_not_compile_again(relaxation):
 MEBIBYTE = 2**20
 LIMITS = [  # lists, n, k, relaxation, MiB
     (64, 2048, 10, neural_sort, 8),
-    (1024, 128, 10, neural_sort, 8),
+    (1024, 128, 10, neural_sort, 8 if jax.__version_info__ >= (0, 10) else 9),  # 8.5 by the XLA of jax 0.8
     (1, 100_000, 10, neural_sort, 32),
     (64, 2048, None, neural_sort, 64),
     (64, 2048, None, soft_sort, 64),

@@ -12,17 +12,18 @@ Function = TypeVar("Function", bound=Callable)
 LISTS = "scores", "labels", "where"
 
 
-def split_by_list(function: Function) -> Function:
+def split_by_list(function: Function, own_axes: int | None = None) -> Function:
     """`function(scores, labels, ..., k, axis, keepdims)` on Auto axes; its values are split as its lists were.
 
     Explicit types would have to be spelt out at every reshape, block of lists and branch, each for any batch axes.
+    `own_axes` is how many axes a list's values have, behind those of the batch; None: as `k` and `keepdims` say.
     """
     names = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def split(*args):
         given = dict(zip(names, args, strict=True))
-        sharding = _of_values(given)
+        sharding = _of_values(given, own_axes)
         if sharding is None:
             return function(*args)
         arrays = {name: value for name, value in given.items() if isinstance(value, jax.Array)}
@@ -32,18 +33,21 @@ def split_by_list(function: Function) -> Function:
     return cast(Function, split)
 
 
-def _of_values(given: dict) -> NamedSharding | None:
+def _of_values(given: dict, own_axes: int | None) -> NamedSharding | None:
     """How the values are split over devices, one for each list; None where nothing is, in the types."""
-    if jax.sharding.get_abstract_mesh().empty or not isinstance(given["axis"], int):
+    axis = given.get("axis", -1)
+    if jax.sharding.get_abstract_mesh().empty or not isinstance(axis, int):
         return None
     arrays = [given[name] for name in LISTS if isinstance(given.get(name), jax.Array)]
     shardings = [jax.typeof(array).sharding for array in arrays]
     split = [s for s in shardings if any(isinstance(names, (str, tuple)) and names for names in s.spec)]
     if not split:
         return None
-    batch = _batch_names(arrays, given["axis"])
-    if isinstance(given["k"], tuple) or given.get("keepdims"):
-        batch.insert(given["axis"] % (len(batch) + 1), None)
+    batch = _batch_names(arrays, axis)
+    if own_axes is not None:
+        batch += [None] * own_axes
+    elif isinstance(given["k"], tuple) or given.get("keepdims"):
+        batch.insert(axis % (len(batch) + 1), None)
     return NamedSharding(split[0].mesh, PartitionSpec(*batch))
 
 

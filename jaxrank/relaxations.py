@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import core, lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrank import _arrays, _band, _laplace, _softsort, ordering
 from jaxrank._band import Band
+from jaxrank._devices import split_by_list
 from jaxrank._gaps import KEPT, Gaps, any_list, positive, ranked_gaps
 from jaxrank._keywords import named_keywords
-from jaxrank._typing import ArrayLike, GainFn, Indices, Lists, Mask, Ranked, Relaxation
+from jaxrank._typing import ArrayLike, GainFn, Lists, Mask, Ranked, Relaxation
 from jaxrank.gains import shifted_gain
 
 Temperature = Float[Array, "*#batch 1"]
@@ -195,6 +196,7 @@ def without_value(keys: Lists, temperature: Temperature) -> Bool[Array, "*batch 
 
 
 @partial(jax.jit, static_argnums=(3, 4), inline=True)
+@partial(split_by_list, own_axes=2)
 def _relaxed_rows(scores, where, temperature, k, relaxation):
     lists = _score_lists(scores, where, temperature)
     rows = _neural_rows if relaxation is neural_sort else _soft_rows
@@ -213,9 +215,10 @@ def _neural_rows(scores: Lists, keys: Lists, temperature: Temperature, k: int) -
     return ordering.take(_band.all_rows(gaps, k), _inverse(gaps.indices)[..., None, :])
 
 
-def _inverse(permutation: Indices) -> Indices:
-    position = lax.broadcasted_iota(permutation.dtype, permutation.shape, permutation.ndim - 1)
-    return jnp.put_along_axis(permutation, permutation, position, axis=-1, inplace=False)
+@partial(jnp.vectorize, signature="(n)->(n)")
+def _inverse(permutation: Int[Array, " n"]) -> Int[Array, " n"]:
+    position = lax.iota(permutation.dtype, permutation.shape[0])
+    return jnp.zeros_like(permutation).at[permutation].set(position, unique_indices=True)
 
 
 def _soft_rows(scores: Lists, keys: Lists, temperature: Temperature, k: int) -> Rows:
@@ -233,6 +236,7 @@ def _ratio(numerator: Float[Array, "..."], denominator: Float[Array, "..."]) -> 
 
 
 @partial(jax.jit, static_argnums=3, inline=True)
+@partial(split_by_list, own_axes=1)
 def _soft_ranks(scores, where, temperature, kernel):
     lists = _score_lists(scores, where, temperature)
     return jnp.where(without_value(lists.keys, lists.temperature), jnp.nan, kernel_ranks(*lists, kernel))

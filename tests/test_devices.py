@@ -46,10 +46,15 @@ def ndcg(scores, labels, where, **options):
     return jaxrank.ndcg_at_k(scores, labels, where=where, **options)
 
 
+def approx_loss(scores, labels, where):
+    return jaxrank.approx_ndcg_loss(scores, labels, k=10, where=where, kernel="laplace")
+
+
 FUNCTIONS = {
     "ndcg@1": partial(ndcg, k=1),
     "ndcg, whole lists": ndcg,
     "ndcg@3 and 10, best ties": partial(ndcg, k=(3, 10), ties="best"),
+    "approx_ndcg, laplace": jax.grad(approx_loss),
 }
 
 
@@ -86,6 +91,22 @@ def test_values_stay_where_their_lists_are():
             assert jax.typeof(value).sharding.spec == spec
         along_first = jax.jit(partial(jaxrank.ndcg_at_k, k=(1, 2), axis=0))(scores.transpose(2, 0, 1), labels.T)
         assert jax.typeof(along_first).sharding.spec == P(None, "models", "data")
+
+
+def test_relaxations_stay_where_their_lists_are():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    scores, where = BATCH[0][:, :40], BATCH[2][:, :40]
+    temperature = np.linspace(0.5, 2, LISTS, dtype=np.float32)
+    functions = partial(jaxrank.neural_sort, k=3), partial(jaxrank.soft_sort, k=3), jaxrank.soft_ranks
+    for function, own_axes in zip(functions, (2, 2, 1), strict=True):
+        expected = function(scores, where=where, temperature=temperature)
+        with jax.set_mesh(mesh):
+            some, mask, warmth = split(mesh, scores, where, temperature)
+            value = jax.jit(lambda *lists, of=function: of(lists[0], where=lists[1], temperature=lists[2]))(
+                some, mask, warmth
+            )
+        assert jax.typeof(value).sharding.spec == P("data", *[None] * own_axes)
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------ a training step

@@ -12,7 +12,7 @@ with `gap_m = (s_{m-1} - s_m) / t`. None is above 0, and n has dropped out. From
 """
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrank._arrays import expand
 from jaxrank._gaps import Gaps, any_list, tie_starts, tied_groups
-from jaxrank._typing import Lists, Mask, Ranked
+from jaxrank._typing import Lists, Mask, Ranked, Size
 
 Tile = Float[Array, "*batch r w"]
 
@@ -97,7 +97,8 @@ def _weights(rows: _Rows, curve: Lists, offset: Lists, live: Mask) -> Tile:
 
 def _dropped(logits: Float[Array, "*shape"], n: int) -> Bool[Array, "*shape"]:
     """Whether n items of no higher logit weigh together less than rounding, beside the peak's weight of 1."""
-    return logits <= float(np.log(np.finfo(logits.dtype).eps / 4) - np.log(n))
+    log_n = float(np.log(n)) if isinstance(n, int) else jnp.log(jnp.asarray(n).astype(logits.dtype))
+    return logits <= float(np.log(np.finfo(logits.dtype).eps / 4)) - log_n
 
 
 # ------------------------------------------------------------------------------------------------------- tied scores
@@ -144,26 +145,26 @@ def _tied_tangent(gap_tangent: Lists, starts: Mask) -> Lists:
 def band(gaps: Gaps, k: int, n: int) -> Band:
     """The first k rows of lists of n, of which `gaps` are the best items or all."""
     width = gaps.gap.shape[-1]
-    small = k <= ROWS and isinstance(width, int) and width <= 2 * COLUMNS
-    return _tile(gaps, k) if small else _streamed(gaps, k, n)
+    symbolic = not (isinstance(k, int) and isinstance(width, int))  # and cannot be cut into blocks
+    return _tile(gaps, k) if symbolic or (k <= ROWS and width <= 2 * COLUMNS) else _streamed(gaps, k, n)
 
 
 def _tile(gaps: Gaps, k: int) -> Band:
     """The weights as one array."""
     width = gaps.gap.shape[-1]
     # Twice as fast as cumulative sums on CPU: value and gradient of 64 x 74, 0.3 ms against 0.6.
-    sums = _product(gaps.gap, _curve_matrix(width, k // 2, gaps.gap.dtype.name))
+    sums = _product(gaps.gap, _curve_matrix(width, k // 2, gaps.gap.dtype))
     curve, offset = sums[..., :width] - _tie_term(gaps), sums[..., width:]
     rows = _rows(curve[..., :k], offset[..., :k], gaps.live[..., :k])
     return matrix(_weights(rows, curve, offset, gaps.live))
 
 
-@lru_cache
-def _curve_matrix(width: int, centre: int, dtype: str) -> np.ndarray:
-    gap, item = np.ogrid[:width, :width]
+def _curve_matrix(width: Size, centre: Size, dtype) -> np.ndarray | Array:
+    xp = np if isinstance(width, int) else jnp  # a constant, where sizes are known
+    gap, item, centre = xp.arange(width)[:, None], xp.arange(width)[None], xp.asarray(centre)
     below, above = (centre < gap) & (gap <= item), (item < gap) & (gap <= centre)
-    curve = np.where(below | above, np.abs(2 * (gap - centre) - 1), 0)
-    return np.concatenate([curve, below.astype(int) - above], axis=1).astype(dtype)
+    curve = xp.where(below | above, abs(2 * (gap - centre) - 1), 0)
+    return xp.concatenate([curve, below.astype(curve.dtype) - above.astype(curve.dtype)], axis=1).astype(dtype)
 
 
 def reaches_beyond(gaps: Gaps, k: int, n: int) -> Bool[Array, "*batch 1"]:

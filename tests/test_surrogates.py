@@ -526,6 +526,17 @@ def test_transformations(relaxation, n):
         np.testing.assert_allclose(moved(scores, temperature), (slope * tangent).sum(-1), rtol=0, atol=1e-5)
 
 
+@both
+@pytest.mark.usefixtures("unchecked")  # jaxtyping compares sizes as integers, which symbolic ones are not
+def test_export_with_symbolic_shapes(relaxation):
+    rng = np.random.default_rng(16)
+    scores, labels = rng.normal(size=(3, 90)).astype(np.float32), rng.integers(0, 4, (3, 90)).astype(np.float32)
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("batch, n"), jnp.float32)
+    step = jax.jit(jax.grad(lambda s, y: smooth_ndcg_at_k(s, y, 5, relaxation=relaxation).sum()))
+    exported = jax.export.export(step, platforms=["cpu", "cuda", "tpu"])(shape, shape)
+    np.testing.assert_allclose(exported.call(scores, labels), step(scores, labels), rtol=0, atol=1e-6)
+
+
 def test_the_fallback_stays_a_branch_under_vmap():
     scores, labels = jnp.zeros((4, 500)), jnp.ones((4, 500))
     jaxpr = jax.make_jaxpr(jax.vmap(lambda s, y: smooth_ndcg_at_k(s, y, 10)))(scores, labels)

@@ -109,31 +109,46 @@ def _members(maxima: Float[Array, "*batch g"], k: int, digits: int, n: int) -> I
 
 
 def _in_order(keys: Float[Array, "*batch n"], chosen: Int[Array, "*batch m"], k: int) -> Sequence:
-    """The first k of those chosen. Their leading bits are in order, so that few exchanges of neighbours will do."""
+    """The first k of those chosen, whose leading bits are in order."""
+    indices, _ = settle(keys, chosen, chosen.shape[-1] ** 2)
+    return [_take(keys, indices)[..., :k], indices[..., :k]]
 
-    def disorder(state: tuple) -> Bool[Array, ""]:
-        return (state[0][..., 1:] > state[0][..., :-1]).any()
+
+def settle(
+    keys: Float[Array, "*batch n"], indices: Int[Array, "*batch m"], limit: int
+) -> tuple[Int[Array, "*batch m"], Bool[Array, ""]]:
+    """`indices` in the descending order of their keys, which is nearly theirs, by exchanges of neighbours.
+
+    And whether that was not reached within `limit` rounds, each of which exchanges all pairs that do not overlap.
+    """
+
+    def unordered(indices: Int[Array, "*batch m"]) -> Bool[Array, ""]:
+        values = _take(keys, indices)
+        return (values[..., 1:] > values[..., :-1]).any()
+
+    def again(state: tuple) -> Bool[Array, ""]:
+        return state[1] & (state[2] < limit)
 
     def exchange(state: tuple) -> tuple:
-        return _exchanged(*_exchanged(*state, 0), 1)
+        indices = _exchanged(_take(keys, state[0]), state[0])
+        return indices, unordered(indices), state[2] + 1
 
-    values, indices = lax.while_loop(disorder, exchange, (_take(keys, chosen), chosen))
-    return [values[..., :k], indices[..., :k]]
+    indices, failed, _ = lax.while_loop(again, exchange, (indices, unordered(indices), 0))
+    return indices, failed
 
 
-def _exchanged(values: Float[Array, "*batch m"], indices: Int[Array, "*batch m"], parity: int) -> tuple:
-    """Neighbours exchanged where the second is larger: the pairs that begin at an even place, or at an odd one."""
-    place = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-    first = (place - parity) % 2 == 0
-    edge = values[..., :1]
-    after = jnp.concatenate([values[..., 1:], jnp.full_like(edge, -jnp.inf)], axis=-1)
-    before = jnp.concatenate([jnp.full_like(edge, jnp.inf), values[..., :-1]], axis=-1)
-    up, down = first & (after > values), ~first & (values > before)
-    other_after, other_before = (jnp.roll(indices, shift, axis=-1) for shift in (-1, 1))
-    return (
-        jnp.where(up, after, jnp.where(down, before, values)),
-        jnp.where(up, other_after, jnp.where(down, other_before, indices)),
+def _exchanged(values: Float[Array, "*batch m"], indices: Int[Array, "*batch m"]) -> Int[Array, "*batch m"]:
+    """Neighbours exchanged where the second is larger; of pairs that overlap the first, and the third, ..."""
+    edges = [(0, 0, 0)] * (values.ndim - 1)
+    padded = lax.pad(
+        lax.pad(values, jnp.float32(jnp.inf), [*edges, (2, 0, 0)]), jnp.float32(-jnp.inf), [*edges, (0, 1, 0)]
     )
+    padded = lax.optimization_barrier(padded)
+    larger = padded[..., 1:] > padded[..., :-1]  # than the one before: at 0, 1, ... that is place -1, 0, ...
+    first = larger[..., 2:] & ~larger[..., 1:-1]
+    second = larger[..., 1:-1] & ~larger[..., :-2]
+    around = lax.optimization_barrier(lax.pad(indices, jnp.int32(0), [*edges, (1, 1, 0)]))
+    return jnp.where(first, around[..., 2:], jnp.where(second, around[..., :-2], indices))
 
 
 def _take(keys: Float[Array, "*batch n"], places: Int[Array, "*batch k"]) -> Float[Array, "*batch k"]:

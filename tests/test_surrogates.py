@@ -443,7 +443,7 @@ def test_any_relaxation(relaxation, balance):
     np.testing.assert_allclose(fused[1], built[1], rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize(("k", "balance"), [(7, 0), (7, 2), (40, 0)])  # in pairs, and along the sorted list
+@pytest.mark.parametrize(("k", "balance"), [(7, 2), (40, 0)])  # in pairs, and along the sorted list
 def test_soft_sort_of_tied_scores_is_its_rows(k, balance, x64):
     rng = np.random.default_rng(15)
     scores, labels = rng.integers(-4, 5, (5, 60)) / 4.0, rng.integers(0, 4, (5, 60)).astype(float)

@@ -293,6 +293,8 @@ class Relaxed(NamedTuple):
 
 def ranked_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     """The relaxed gain at each of the first k ranks: the twin of `ordering.ranked_gains`."""
+    shape = jnp.broadcast_shapes(lists.keys.shape, lists.labels.shape)  # many sets of labels may share their scores
+    lists = lists._replace(scores=jnp.broadcast_to(lists.scores, shape), keys=jnp.broadcast_to(lists.keys, shape))
     if how.relaxation is neural_sort:
         return _neural_gains(lists, how)
     if how.relaxation is soft_sort:
@@ -374,8 +376,8 @@ def _few_soft_gains(lists: JudgedLists, how: Relaxed) -> Ranked:
     band, indices, live = _softsort.few_rows(filled(lists.scores, lists.keys), lists.keys, lists.temperature, how.k)
     gain, rest = partial(shifted_gain, how.gain_fn, shift=lists.shift), live[..., how.k :]
     first = ordering.gains_at(lists.labels, indices, live[..., : how.k], gain)
-    gains = [first, jnp.broadcast_to(ordering.valid_gains(lists.labels, rest, gain), rest.shape)]
-    return weighed(band, jnp.concatenate(gains, axis=-1), live, how.balance)
+    gains = jnp.concatenate([first, ordering.valid_gains(lists.labels, rest, gain)], axis=-1)
+    return weighed(band, gains, live, how.balance)
 
 
 def weighed(band: Band, gains: Lists, live: Mask, balance: int) -> Ranked:

@@ -420,6 +420,18 @@ def test_options_are_those_of_the_exact_metric(relaxation, k, keepdims):
 
 
 @both
+@pytest.mark.parametrize("balance", [0, 1])
+def test_one_ranking_of_many_sets_of_labels(relaxation, balance):
+    rng = np.random.default_rng(17)
+    scores, labels = rng.normal(size=9).astype(np.float32), rng.integers(0, 4, (2, 9)).astype(np.float32)
+    options = {"k": 4, "relaxation": relaxation, "balance": balance}
+    each = value_and_gradient(np.stack([scores, scores]), labels, **options)
+    value, gradient = value_and_gradient(scores, labels, **options)
+    np.testing.assert_allclose(value, each[0], rtol=1e-6)
+    np.testing.assert_allclose(gradient, each[1].sum(axis=0), rtol=0, atol=1e-6)
+
+
+@both
 def test_large_labels_are_rescaled(relaxation):
     scores, labels = np.float32([0.3, 0.2, 0.1]), np.float32([1498, 1500, 0])
     value, _ = at(None, scores, labels, None, 1e-3, relaxation=relaxation)

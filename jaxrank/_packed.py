@@ -9,6 +9,7 @@ put in the order of all their bits.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -75,8 +76,14 @@ def _positions(packed: Float[Array, "*n"], digits: int) -> Int[Array, "*n"]:
 
 
 def _nothing_cut(keys: Float[Array, "*batch n"], digits: int) -> Bool[Array, ""]:
-    """Whether the bits left out are all 0, as in whole numbers or what was bfloat16: then the order is exact."""
-    return (_bits(keys) & jnp.int32(2 ** _spare(digits) - 1)).max() == 0
+    """Whether the bits left out are all 0, as in whole numbers or what was bfloat16: then the order is exact.
+
+    Part of the list by part, since XLA writes out what a reduction reads.
+    """
+    width = keys.shape[-1] // _WIDTH
+    *parts, last = (_bits(keys[..., start : start + width]) for start in range(0, keys.shape[-1], width))
+    cut = jnp.int32(2 ** _spare(digits) - 1)
+    return ((reduce(jnp.bitwise_or, parts) & cut).max() == 0) & ((last & cut).max() == 0)
 
 
 def _descending(packed: Float[Array, "*batch n"], k: int) -> Float[Array, "*batch k"]:
@@ -90,12 +97,9 @@ def _descending(packed: Float[Array, "*batch n"], k: int) -> Float[Array, "*batc
 def _group_maxima(keys: Float[Array, "*batch n"], digits: int) -> Float[Array, "*batch g"]:
     """Packed; group i holds the items i, i + g, i + 2 g, ...: so the list is read once and nothing else is written."""
     groups = keys.shape[-1] // _WIDTH
-    best = None
-    for start in range(0, groups * _WIDTH, groups):
-        part = keys[..., start : start + groups]
-        packed = _pack(part, lax.broadcasted_iota(jnp.int32, part.shape, part.ndim - 1) + start, digits)
-        best = packed if best is None else jnp.maximum(best, packed)
-    return best
+    place = lax.broadcasted_iota(jnp.int32, (*keys.shape[:-1], groups), keys.ndim - 1)
+    starts = range(0, groups * _WIDTH, groups)
+    return reduce(jnp.maximum, (_pack(keys[..., start : start + groups], place + start, digits) for start in starts))
 
 
 def _members(maxima: Float[Array, "*batch g"], k: int, digits: int, n: int) -> Int[Array, "*batch c"]:

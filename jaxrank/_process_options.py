@@ -1,8 +1,5 @@
 """The options by which a command runs as one of several processes, and how such a process begins and ends."""
 
-import os
-import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +8,8 @@ from typing import Annotated, NamedTuple
 import jax
 import typer
 
-from jaxrank._processes import ALONE, HEARTBEAT_SECONDS, LostProcessError, Processes
+from jaxrank._processes import ALONE, HEARTBEAT_SECONDS, JOIN_SECONDS, LostProcessError, Processes
+from jaxrank._watch import AGAIN, APART, LOST, watched
 from jaxrank.data import DataError
 
 GROUP = "Several processes"
@@ -68,35 +66,43 @@ def joined(placement: Placement) -> Iterator[Processes]:
     if placement == Placement():
         yield ALONE
         return
+    worker, processes = watched(), None
+    try:
+        processes = _found(placement)
+        worker.tell(name=processes.name)
+        yield processes
+        _left()
+    except BaseException as error:
+        worker.end(*_last_words(error, processes), lost=isinstance(error, LostProcessError))
+
+
+def _found(placement: Placement) -> Processes:
+    """This process among the others, once all are there."""
     with suppress(AttributeError):  # an old JAX has no say in it
         jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from ending the process
     try:
-        jax.distributed.initialize(*placement[:3], heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+        jax.distributed.initialize(
+            *placement[:3], initialization_timeout=JOIN_SECONDS, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+        )
+        return Processes(jax.process_index(), jax.process_count())
     except (RuntimeError, ValueError) as error:
-        raise DataError(
-            f"the processes did not find each other ({str(error).splitlines()[0][:200]}); start all of them, with one "
-            "--coordinator that process 0 may listen on and the others can reach"
-        ) from error
-    processes = Processes(jax.process_index(), jax.process_count())
+        raise LostProcessError(f"{APART} ({str(error).splitlines()[0][:200]})") from error
+
+
+def _left() -> None:
+    """Waits until the others have done their part."""
     try:
-        yield processes
-    except BaseException as error:
-        _end_at_once(processes, error)
-    jax.distributed.shutdown()
+        jax.distributed.shutdown()
+    except RuntimeError as error:
+        raise LostProcessError(f"{LOST} ({str(error).splitlines()[0][:200]}); {AGAIN}") from error
 
 
-def _end_at_once(processes: Processes, error: BaseException) -> None:
-    """An ordinary exit would wait for the others, and they for this one."""
+def _last_words(error: BaseException, processes: Processes | None) -> tuple[int, str]:
     from jaxrank.cli import message_of
 
-    code = 2 if isinstance(error, (DataError, OSError)) else getattr(error, "exit_code", 1)
+    if isinstance(error, (typer.Exit, KeyboardInterrupt)):
+        return getattr(error, "exit_code", 130), ""
     if isinstance(error, (DataError, OSError, ImportError, LostProcessError)):
-        text = f"jaxrank: error: process {processes.index} of {processes.count}: {message_of(error)}\n"
-    else:
-        text = "" if isinstance(error, typer.Exit) else "".join(traceback.format_exception(error))
-    sys.stdout.flush()
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    if processes.first:
-        time.sleep(2)  # the meeting point goes with it: let the others say first what they know
-    os._exit(code)
+        name = f"{processes.name}: " if processes else ""
+        return 2 if isinstance(error, (DataError, OSError)) else 1, f"jaxrank: error: {name}{message_of(error)}\n"
+    return 1, "".join(traceback.format_exception(error))

@@ -15,9 +15,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
+from jaxrank._watch import AGAIN, LOST
 from jaxrank.data import DataError
 from jaxrank.data._lists import Share
 
+JOIN_SECONDS = 45  # how long the processes wait for each other at the start
 HEARTBEAT_SECONDS = 30  # a process that is not heard of for so long is lost
 
 
@@ -35,6 +37,10 @@ class Processes(NamedTuple):
     def first(self) -> bool:
         """Whether this is the one that prints and writes."""
         return self.index == 0
+
+    @property
+    def name(self) -> str:
+        return f"process {self.index} of {self.count}"
 
     @property
     def share(self) -> Share:
@@ -89,10 +95,7 @@ class Processes(NamedTuple):
                 combined = jax.jit(combine, out_shardings=NamedSharding(mesh, PartitionSpec()))(rows)
                 return combined.addressable_data(0).block_until_ready()
         except Exception as error:  # JAX raises several kinds, by version and by transport
-            raise LostProcessError(
-                f"another process ended before the job was done ({str(error).splitlines()[0][:200]}); "
-                "see what it wrote, and start all of them again (train: with --resume)"
-            ) from error
+            raise LostProcessError(f"{LOST} ({str(error).splitlines()[0][:200]}); {AGAIN}") from error
 
 
 ALONE = Processes()

@@ -4,9 +4,11 @@ Shares, sums and figures are tested on threads that stand in for processes, whic
 line is tested on processes.
 """
 
+import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +24,7 @@ import pytest
 from jaxrank import _evaluate_command, _process_options, _train_command, cli, training
 from jaxrank._checkpoints import load_model
 from jaxrank._processes import ALONE, Processes
+from jaxrank._watch import AGAIN, APART, LOST, Worker, verdict
 from jaxrank.data import DataError, RankingLists, padded_batches
 from jaxrank.data._lists import Share
 from jaxrank.data.synthetic import generated_splits
@@ -230,14 +233,15 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def started(count, *arguments, index=None):
-    """Processes of one command, or one of them."""
+def started(count, *arguments, only=None, program=("-m", "jaxrank")):
+    """Processes of one command, or one of them; `{index}` in an argument is which of them it is."""
     port = free_port()
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    group = ["--coordinator", f"localhost:{port}", "--num-processes", str(count), "--process-id"]
-    command = [sys.executable, "-m", "jaxrank", *map(str, arguments), *group]
+    group = ["--coordinator", f"localhost:{port}", "--num-processes", str(count), "--process-id", "{index}"]
+    command = [sys.executable, *program, *map(str, arguments), *group]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment}
-    return [subprocess.Popen([*command, str(i)], **pipes) for i in range(count)]
+    chosen = range(count) if only is None else [only]
+    return [subprocess.Popen([part.format(index=i) for part in command], **pipes) for i in chosen]
 
 
 def ended(processes, timeout=300):
@@ -258,7 +262,65 @@ def alone(capsys, *arguments):
     return capsys.readouterr()
 
 
-def test_two_processes_evaluate(files, capsys):
+def worker_of(process):
+    """The fork that does the work, where the system tells."""
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return int(children.read_text()) if children.exists() else process.pid
+
+
+def killed(processes, victim, pid=None):
+    """Kills one; what the others wrote, once each has ended in our words and nothing else, with exit code 1."""
+    assert all(process.poll() is None for process in processes), ended(processes)
+    os.kill(pid or processes[victim].pid, signal.SIGKILL)
+    start = time.monotonic()
+    shown = ended(processes)
+    assert time.monotonic() - start < 60
+    lost = shown.pop(victim)
+    assert lost[0] in (-signal.SIGKILL, 128 + signal.SIGKILL), lost
+    for code, out, errors in shown:
+        assert (code, out) == (1, ""), (code, out, errors)
+        assert errors.count("\n") == 1 or "epoch" in errors, errors
+        *before, last = errors.splitlines()
+        assert re.match(r"jaxrank: error: process \d of \d: another process ended before the job was done \(", last)
+        assert last.endswith("); see what it wrote, and start all of them again (train: with --resume)")
+        assert all(re.match(r"epoch \d", line) for line in before), errors
+    return lost
+
+
+READING = """
+import pathlib, sys, time
+from jaxrank import cli, _processes
+folder, index = pathlib.Path(sys.argv.pop(1)), sys.argv[-1]
+def read(*_):
+    (folder / ("reading" + index)).touch()
+    time.sleep(600)
+_processes.Processes.gathered = read
+cli.run(sys.argv[1:])
+"""
+
+
+def killed_while_reading(folder, count, victim):
+    """Kills the worker of one while each does what needs no other, and has not told the others anything yet."""
+    (folder / str(count)).mkdir()
+    command = "evaluate", folder / "qrels", folder / "run", "-q"
+    processes = started(count, folder / str(count), *command, program=("-c", READING))
+    while len(list((folder / str(count)).iterdir())) < count and all(process.poll() is None for process in processes):
+        time.sleep(0.02)
+    return killed(processes, victim, worker_of(processes[victim]))
+
+
+@pytest.fixture(scope="module")
+def slow_ends(files):
+    """What JAX notices by a time limit only, awaited while other tests run."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        yield {
+            "first": pool.submit(killed_while_reading, files, 2, 0),
+            "other": pool.submit(killed_while_reading, files, 3, 1),
+            "lonely": pool.submit(lambda: ended(started(2, "evaluate", only=1), 70)),
+        }
+
+
+def test_two_processes_evaluate(files, capsys, slow_ends):
     arguments = ["evaluate", files / "qrels", files / "run", "-k", "3", "--format", "json", "-q"]
     first, second = ended(started(2, *arguments))
     assert first[0] == second[0] == 0, (first, second)
@@ -266,28 +328,36 @@ def test_two_processes_evaluate(files, capsys):
     assert second[1] == ""
 
 
-def test_three_processes_train_one_is_killed_and_two_go_on(files, tmp_path, capsys):
+def trained(files, out):
     common = [item for name in ("train", "valid", "test") for item in (f"--{name}", files / name)]
-    common = ["train", *common, "--loss", "softmax", "--epochs", "25"]
-    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
-    processes = started(3, *common, "--out", checkpoint.parent)
-    while not checkpoint.exists() and processes[2].poll() is None:
+    return ["train", *common, "--loss", "softmax", "--epochs", "25", "--out", out]
+
+
+def killed_while_training(command, count, victim):
+    processes = started(count, *command)
+    checkpoint = command[-1] / "checkpoint.safetensors"
+    while not checkpoint.exists() and processes[0].poll() is None:
         time.sleep(0.005)
-    processes[2].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    shown = ended(processes)
-    assert time.monotonic() - killed < 60
-    assert all(code != 0 for code, *_ in shown), shown
+    killed(processes, victim)
     assert not (checkpoint.parent / "figures.json").exists()
-    for index, (_, out, errors) in enumerate(shown[:2]):
-        ours = f"jaxrank: error: process {index} of 3: another process ended before the job was done"
-        assert ours in errors or (index and "another task died" in errors), errors  # the latter is JAX's word for it
-        assert "Traceback" not in errors and out == ""
-    again = ended(started(2, *common, "--out", checkpoint.parent, "--resume"))
+
+
+def test_one_of_three_processes_is_killed_and_two_go_on(files, tmp_path, capsys):
+    command = trained(files, tmp_path / "run")
+    killed_while_training(command, 3, 2)
+    again = ended(started(2, *command, "--resume"))
     assert [code for code, *_ in again] == [0, 0], again
     assert "NDCG@10" in again[0][1] and again[1][1:] == ("", "")
-    alone(capsys, *common, "--out", tmp_path / "alone")
-    assert_same_runs(checkpoint.parent, tmp_path / "alone")
+    alone(capsys, *trained(files, tmp_path / "alone"))
+    assert_same_runs(tmp_path / "run", tmp_path / "alone")
+
+
+def test_the_first_of_two_processes_is_killed_and_one_goes_on(files, tmp_path, capsys):
+    command = trained(files, tmp_path / "run")
+    killed_while_training(command, 2, 0)
+    alone(capsys, *command, "--resume")
+    alone(capsys, *trained(files, tmp_path / "alone"))
+    assert_same_runs(tmp_path / "run", tmp_path / "alone")
 
 
 def assert_same_runs(one, other):
@@ -319,13 +389,61 @@ def test_options_that_do_not_go_together(command, options, message, capsys):
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
-def test_processes_that_do_not_find_each_other_are_told_how(monkeypatch, capsys):
+def test_processes_that_do_not_find_each_other_are_told_how(monkeypatch):
     def fails(*_, **__):
         raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.")
 
+    class Unwatched(Worker):
+        def end(self, *last, lost):
+            raise SystemExit(last)
+
     monkeypatch.setattr(jax.distributed, "initialize", fails)
+    monkeypatch.setattr(_process_options, "watched", lambda: Unwatched(None))
     with pytest.raises(SystemExit) as stop:
         cli.run(["evaluate", "--distributed"])
-    assert stop.value.code == 2
-    assert "the processes did not find each other (DEADLINE_EXCEEDED" in capsys.readouterr().err
+    code, text = stop.value.code
+    assert code == 1
+    assert text.startswith("jaxrank: error: the processes did not find each other; start all of them at once")
+    assert text.endswith("(DEADLINE_EXCEEDED: Barrier timed out.)\n")
     assert _process_options.Placement(distributed=True) != _process_options.Placement()
+
+
+LOST_BY_JAX = (
+    "E\nF client.h:80] Terminating process because the JAX distributed service detected fatal errors. absl::Status: "
+)
+
+
+@pytest.mark.parametrize(
+    "told, code, withheld, last",
+    [
+        ({"name": "process 0 of 2"}, 0, "", (0, "")),
+        ({"name": "process 0 of 2"}, 0, "a warning\n", (0, "a warning\n")),
+        ({"code": 2, "text": "no file\n", "lost": False}, -6, "a warning\n", (2, "a warning\nno file\n")),
+        ({"code": 1, "text": "lost\n", "lost": True}, -6, LOST_BY_JAX, (1, "lost\n")),
+        (
+            {"name": "process 1 of 2"},
+            -6,
+            LOST_BY_JAX + "UNAVAILABLE: gone\n stack",
+            (1, f"jaxrank: error: process 1 of 2: {LOST} (UNAVAILABLE: gone); {AGAIN}\n"),
+        ),
+        ({}, 1, LOST_BY_JAX + "LATE\n", (1, f"jaxrank: error: {APART} (LATE)\n")),
+        ({}, -9, "", (137, "jaxrank: error: this process: ended by SIGKILL\n")),
+        ({"name": "process 1 of 2"}, -11, "s\n", (139, "s\njaxrank: error: process 1 of 2: ended by SIGSEGV\n")),
+        ({"name": "process 1 of 2"}, 3, "odd\n", (3, "odd\n")),
+    ],
+)
+def test_last_words_say_how_the_worker_ended(told, code, withheld, last):
+    assert verdict(told, code, withheld) == last
+
+
+@pytest.mark.parametrize("which", ["first", "other"])
+def test_one_is_killed_while_all_read(slow_ends, which):
+    code, _, errors = slow_ends[which].result()
+    assert code < 0 or errors.endswith("ended by SIGKILL\n")
+
+
+def test_a_process_whose_first_never_comes_ends_within_a_minute(slow_ends):
+    ((code, out, errors),) = slow_ends["lonely"].result()
+    assert (code, out) == (1, "")
+    assert errors.startswith("jaxrank: error: the processes did not find each other; start all of them at once")
+    assert errors.count("\n") == 1

@@ -165,6 +165,7 @@ def variants(scores: jax.Array, labels: jax.Array, where: jax.Array, k: int | No
     tied = jnp.round(scores * 4)
     given = {
         "bfloat16": (scores.astype(jnp.bfloat16), {}),
+        "its values, float32": (scores.astype(jnp.bfloat16).astype(jnp.float32), {}),  # of which some are tied
         "float16": (scores.astype(jnp.float16), {}),
         "int8": (tied.astype(jnp.int8), {}),
         "mask": (scores, {"where": where}),

@@ -9,12 +9,11 @@ A place moves with the mean of the items tied there, and has no derivative by an
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxrank import _laplace, ordering
 from jaxrank._band import Band, matrix
-from jaxrank._gaps import positive, scaled
+from jaxrank._gaps import scaled
 from jaxrank._typing import Indices, Lists, Mask, Ranked, Size
 
 Temperature = Float[Array, "*#batch 1"]
@@ -77,13 +76,13 @@ def few_rows(
     head = matrix(rows(place, values, best, jnp.where(above, values, -jnp.inf), temperature))
     ahead = jnp.where(live, jnp.exp(-scaled(jnp.where(live, place - last, 0), temperature)), 0)
     tail = jnp.where(below, jnp.exp(-scaled(jnp.where(below, last - scores, 0), temperature)), 0)
-    # Of a place and an item that both stand at the last, the product of the two has a derivative, to be taken off.
-    tie = tied.astype(tail.dtype) / positive(temperature)
+    strict, equal = jnp.where(tied, 0, tail), jnp.where(tied, tail, 0)
+    # A place and an item that both stand at the last have the weight 1, without a derivative.
+    at_one = tied.astype(tail.dtype)
 
     def times_tail(x: Lists) -> Ranked:
-        tied_x = tie * x
-        apart = _zero_sum(tied_x, scores)[..., None] - tied_x.sum(axis=-1, keepdims=True) * moved
-        return ahead * (tail * x).sum(axis=-1, keepdims=True) - jnp.where(at_last, apart, 0)
+        lower, same, one = ((weights * x).sum(axis=-1, keepdims=True) for weights in (strict, equal, at_one))
+        return ahead * lower + jnp.where(at_last, one, ahead * same)
 
     def times(x: Lists) -> tuple[Ranked, Ranked]:
         first, rest = x[..., :k], x[..., k:]
@@ -91,10 +90,12 @@ def few_rows(
         return by_x + times_tail(rest), by_ones + times_tail(jnp.ones_like(rest))
 
     def transposed_times(r: Ranked) -> Lists:
-        of_tail = (ahead * r).sum(axis=-1, keepdims=True)
-        of_tied = jnp.where(at_last, r, 0).sum(axis=-1, keepdims=True)
-        apart = tie * (scores - lax.stop_gradient(scores) - moved)
-        return jnp.concatenate([head.transposed_times(r), of_tail * tail - of_tied * apart], axis=-1)
+        of_all, of_last, of_above = (
+            part.sum(axis=-1, keepdims=True)
+            for part in (ahead * r, jnp.where(at_last, r, 0), jnp.where(at_last, 0, ahead * r))
+        )
+        of_tail = of_all * strict + of_above * equal + of_last * at_one
+        return jnp.concatenate([head.transposed_times(r), of_tail], axis=-1)
 
     return Band(times, transposed_times), indices, jnp.concatenate([above, below], axis=-1)
 

@@ -179,3 +179,9 @@ def test_gumbel_perturb_is_its_key():
         gumbel_perturb(jax.random.key(0), scores, num_samples=0)
     with pytest.raises(TypeError, match="floating point"):
         gumbel_perturb(jax.random.key(0), jnp.arange(3), num_samples=1)
+
+
+@pytest.mark.parametrize("k", [None, 2])
+def test_soft_sort_stands_still_at_fully_tied_scores(k):
+    loss = functools.partial(smooth_ndcg_loss, k=k, relaxation=jaxrank.soft_sort)
+    assert not jax.grad(loss)(jnp.zeros((1, 4)), jnp.array([[0.0, 1.0, 3.0, 0.0]])).any()

@@ -260,6 +260,13 @@ def masked(array: Float[Array, "*#batch n"], where: Mask | None, fill: float) ->
     return array if where is None else jnp.where(where, array, jnp.asarray(fill, array.dtype))
 
 
+def wide(array: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """In float32 if less. XLA's fast selection on CPU takes float32 alone (40 times faster than bfloat16 or integers),
+    but a copy of the list, 4 MiB at 1024 x 1000, takes a fifth to a third of the time of the metric.
+    """
+    return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
+
+
 def safe_divide(
     numerator: Float[Array, "*#batch"], denominator: Float[Array, "*#batch"], empty: Array
 ) -> Float[Array, "*batch"]:

@@ -16,37 +16,39 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrank._arrays import wide
 from jaxrank._typing import Size
 
-_MORE = 3  # selected, than asked for
+_MORE = 3  # selected at least, than are certain to be the largest
 _WIDTH = 8  # of a group: of long lists only the groups of the largest keys are looked into
 _SMALLEST = 2**23  # the bits of the smallest normal float32; on CPU what is below counts as 0
 
 
-def pays(keys: Float[Array, "*batch n"], k: Size) -> bool:
+def pays(keys: Float[Array, "*batch n"], count: Size, k: Size) -> bool:
     """Whether this way is the faster one, as measured on two threads; before jax 0.10 XLA's reductions were not fast.
 
     Ms, K=11, against XLA's selection: 1024 x 128 0.7 against 1.3, 1024 x 1000 1.6 against 3.4, 4096 x 100 1.9 against
     4.7. Where the order is unsure (equal keys of full precision at the cutoff) this is lost, and XLA's comes after it.
     """
-    known = all(isinstance(size, int) for size in (*keys.shape, k))
-    if not known or keys.dtype != jnp.float32 or jax.__version_info__ < (0, 10):
+    known = all(isinstance(size, int) for size in (*keys.shape, count, k))
+    if not known or keys.dtype.itemsize > 4 or jax.__version_info__ < (0, 10):
         return False
     *batch, n = keys.shape
-    return k <= 24 and 16 <= n <= 4096 and math.prod(batch) >= 256 and math.prod(keys.shape) <= 2**22
+    few = max(count, k + _MORE) <= 27
+    return few and 16 <= n <= 4096 and math.prod(batch) >= 256 and math.prod(keys.shape) <= 2**22
 
 
-def packed_top_k(keys: Float[Array, "*batch n"], k: int, otherwise: Callable[[], Sequence]) -> Sequence:
-    """The k largest keys, descending, equal ones in input order, and where; `otherwise()` if that is unsure."""
+def packed_top_k(keys: Float[Array, "*batch n"], count: int, k: int, otherwise: Callable[[], Sequence]) -> Sequence:
+    """What `select` gives; `otherwise()` if it is unsure which the k largest are."""
     n = keys.shape[-1]
-    digits, more = (n - 1).bit_length(), min(k + _MORE, n)
+    digits, more = (n - 1).bit_length(), min(max(count, k + _MORE), n)
     places = lax.broadcasted_iota(jnp.int32, keys.shape, keys.ndim - 1)
     if n > 32 * _WIDTH:
         places = _members(_group_maxima(keys, digits), more, digits, n)
     best = _descending(_pack(_take(keys, places) if n > 32 * _WIDTH else keys, places, digits), more)
     sure = (_leading(best[..., k - 1], digits) > _leading(best[..., -1], digits)).all() | (more == n)
     sure = lax.cond(sure, lambda: sure, lambda: _nothing_cut(keys, digits))
-    return lax.cond(sure, lambda: _in_order(keys, _positions(best, digits), k), otherwise)
+    return lax.cond(sure, lambda: _in_order(keys, _positions(best, digits), count), otherwise)
 
 
 def _spare(digits: int) -> int:
@@ -55,6 +57,7 @@ def _spare(digits: int) -> int:
 
 
 def _bits(keys: Float[Array, "*n"]) -> Int[Array, "*n"]:
+    keys = wide(keys)
     return lax.bitcast_convert_type(jnp.where(keys == 0, jnp.zeros_like(keys), keys), jnp.int32)
 
 
@@ -112,36 +115,36 @@ def _members(maxima: Float[Array, "*batch g"], k: int, digits: int, n: int) -> I
     return jnp.concatenate([(first[..., None] + step).reshape(*batch, -1), tail], axis=-1)
 
 
-def _in_order(keys: Float[Array, "*batch n"], chosen: Int[Array, "*batch m"], k: int) -> Sequence:
-    """The first k of those chosen, whose leading bits are in order."""
-    indices, _ = settle(keys, chosen, chosen.shape[-1] ** 2)
-    return [_take(keys, indices)[..., :k], indices[..., :k]]
+def _in_order(keys: Float[Array, "*batch n"], chosen: Int[Array, "*batch m"], count: int) -> Sequence:
+    """The first of those chosen, whose leading bits are in order."""
+    values, indices, _ = settle(_take(keys, chosen), chosen, chosen.shape[-1] ** 2)
+    return [values[..., :count], indices[..., :count]]
 
 
 def settle(
-    keys: Float[Array, "*batch n"], indices: Int[Array, "*batch m"], limit: int
-) -> tuple[Int[Array, "*batch m"], Bool[Array, ""]]:
-    """`indices` in the descending order of their keys, which is nearly theirs, by exchanges of neighbours.
+    values: Float[Array, "*batch m"], indices: Int[Array, "*batch m"], limit: int
+) -> tuple[Float[Array, "*batch m"], Int[Array, "*batch m"], Bool[Array, ""]]:
+    """Values, which are nearly so, in descending order by exchanges of neighbours, and their indices likewise.
 
     And whether that was not reached within `limit` rounds, each of which exchanges all pairs that do not overlap.
     """
 
-    def unordered(indices: Int[Array, "*batch m"]) -> Bool[Array, ""]:
-        values = _take(keys, indices)
+    def unordered(values: Float[Array, "*batch m"]) -> Bool[Array, ""]:
         return (values[..., 1:] > values[..., :-1]).any()
 
     def again(state: tuple) -> Bool[Array, ""]:
-        return state[1] & (state[2] < limit)
+        return state[2] & (state[3] < limit)
 
     def exchange(state: tuple) -> tuple:
-        indices = _exchanged(_take(keys, state[0]), state[0])
-        return indices, unordered(indices), state[2] + 1
+        values, indices = _exchanged(*state[:2])
+        return values, indices, unordered(values), state[3] + 1
 
-    indices, failed, _ = lax.while_loop(again, exchange, (indices, unordered(indices), 0))
-    return indices, failed
+    return lax.while_loop(again, exchange, (values, indices, unordered(values), 0))[:3]
 
 
-def _exchanged(values: Float[Array, "*batch m"], indices: Int[Array, "*batch m"]) -> Int[Array, "*batch m"]:
+def _exchanged(
+    values: Float[Array, "*batch m"], indices: Int[Array, "*batch m"]
+) -> tuple[Float[Array, "*batch m"], Int[Array, "*batch m"]]:
     """Neighbours exchanged where the second is larger; of pairs that overlap the first, and the third, ..."""
     edges = [(0, 0, 0)] * (values.ndim - 1)
     padded = lax.pad(
@@ -152,8 +155,11 @@ def _exchanged(values: Float[Array, "*batch m"], indices: Int[Array, "*batch m"]
     first = larger[..., 2:] & ~larger[..., 1:-1]
     second = larger[..., 1:-1] & ~larger[..., :-2]
     around = lax.optimization_barrier(lax.pad(indices, jnp.int32(0), [*edges, (1, 1, 0)]))
-    return jnp.where(first, around[..., 2:], jnp.where(second, around[..., :-2], indices))
+    return (
+        jnp.where(first, padded[..., 3:], jnp.where(second, padded[..., 1:-2], values)),
+        jnp.where(first, around[..., 2:], jnp.where(second, around[..., :-2], indices)),
+    )
 
 
 def _take(keys: Float[Array, "*batch n"], places: Int[Array, "*batch k"]) -> Float[Array, "*batch k"]:
-    return jnp.take_along_axis(keys, places, axis=-1, mode="promise_in_bounds")
+    return wide(jnp.take_along_axis(keys, places, axis=-1, mode="promise_in_bounds"))

@@ -23,52 +23,57 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
+from jaxrank._arrays import wide
 from jaxrank._packed import packed_top_k, pays
 from jaxrank._typing import Indices, Ranked, Size
 
 
-def select(keys: Float[Array, "*batch n"], k: Size) -> tuple[Ranked, Indices]:
-    """The k largest keys in descending order, equal ones in input order, and where they are."""
-    values, indices = _select_p.bind(keys, k=k)
+def select(keys: Float[Array, "*batch n"], count: Size, k: Size) -> tuple[Ranked, Indices]:
+    """The k largest keys in descending order, equal ones in input order, and where they are; and those beyond, up to
+    `count`, of which only this is certain: every key that equals the k-th is there, unless the last equals it too.
+    """
+    values, indices = _select_p.bind(keys, count=count, k=k)
     return values, indices
 
 
 _select_p = Primitive("jaxrank_top_k")
 _select_p.multiple_results = True
-_select_p.def_impl(lambda keys, k: lax.top_k(keys, k))
+_select_p.def_impl(lambda keys, count, k: lax.top_k(wide(keys), count))
 
 
 @_select_p.def_abstract_eval
-def _abstract(keys: ShapedArray, k: Size) -> tuple[ShapedArray, ShapedArray]:
-    values = keys.update(shape=(*keys.shape[:-1], k), weak_type=False)
+def _abstract(keys: ShapedArray, count: Size, k: Size) -> tuple[ShapedArray, ShapedArray]:
+    dtype = jnp.dtype(jnp.float32) if keys.dtype.itemsize < 4 else keys.dtype
+    values = keys.update(shape=(*keys.shape[:-1], count), dtype=dtype, weak_type=False)
     return values, values.update(dtype=jnp.dtype(jnp.int32))
 
 
-def _batch(arrays: Sequence, axes: Sequence, k: Size) -> tuple[Sequence, Sequence]:
-    return _select_p.bind(jnp.moveaxis(arrays[0], axes[0], 0), k=k), (0, 0)
+def _batch(arrays: Sequence, axes: Sequence, **counts: Size) -> tuple[Sequence, Sequence]:
+    return _select_p.bind(jnp.moveaxis(arrays[0], axes[0], 0), **counts), (0, 0)
 
 
-def _differentiate(primals: Sequence, tangents: Sequence, k: Size) -> tuple[Sequence, Sequence]:
-    values, indices = _select_p.bind(*primals, k=k)
+def _differentiate(primals: Sequence, tangents: Sequence, **counts: Size) -> tuple[Sequence, Sequence]:
+    values, indices = _select_p.bind(*primals, **counts)
     nothing = [ad.Zero(array.aval.to_tangent_aval()) for array in (values, indices)]
     if type(tangents[0]) is ad.Zero:
         return (values, indices), nothing
-    return (values, indices), (jnp.take_along_axis(tangents[0], indices, axis=-1), nothing[1])
+    tangent = jnp.take_along_axis(tangents[0], indices, axis=-1)
+    return (values, indices), (tangent.astype(values.dtype), nothing[1])
 
 
-def _on_cpu(keys: Array, k: Size) -> Sequence:
-    by_sorting = partial(_by_sorting, keys, k)
-    return packed_top_k(keys, k, by_sorting) if pays(keys, k) else by_sorting()
+def _on_cpu(keys: Array, count: Size, k: Size) -> Sequence:
+    by_sorting = partial(_by_sorting, keys, count)
+    return packed_top_k(keys, count, k, by_sorting) if pays(keys, count, k) else by_sorting()
 
 
-def _by_sorting(keys: Array, k: Size) -> Sequence:
+def _by_sorting(keys: Array, count: Size) -> Sequence:
     index = lax.broadcasted_iota(jnp.int32, keys.shape, keys.ndim - 1)
-    sort = _sort_p.bind(lax.optimization_barrier(keys), index)
-    return [lax.slice_in_dim(array, 0, k, axis=-1) for array in sort]
+    sort = _sort_p.bind(lax.optimization_barrier(wide(keys)), index)
+    return [lax.slice_in_dim(array, 0, count, axis=-1) for array in sort]
 
 
-def _by_jax(keys: Array, k: Size) -> Sequence:
-    return lax.top_k(lax.optimization_barrier(keys), k)
+def _by_jax(keys: Array, count: Size, k: Size) -> Sequence:
+    return lax.top_k(lax.optimization_barrier(wide(keys)), count)
 
 
 batching.primitive_batchers[_select_p] = _batch

@@ -12,32 +12,37 @@ import jax.numpy as jnp
 from jax import core, lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxrank._arrays import masked
+from jaxrank._arrays import masked, wide
 from jaxrank._packed import settle
 from jaxrank._selection import select
 from jaxrank._typing import Indices, Lists, Mask, Ranked, Size, TieRule
 
 Gain = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 OneEach = Float[Array, "*#batch 1"]
+Selected = Float[Array, "*#batch c"]  # keys of somewhat more ranks than the first k
+Places = Int[Array, "*#batch c"]
 
-# Slots that a pass over whole lists takes at a time: half a MiB of working memory, few enough turns of the loop.
-_BLOCK = 2**16
+# Ranks selected beyond the cutoff: one shows whether a tie goes on past it, with so many nearly every tie ends.
+_BEYOND = 6
 
 
 def rank_keys(scores: Shaped[Array, "*#batch n"], where: Mask | None, *, ties: TieRule = "average") -> Lists:
     """Scores as floating-point keys of the same order; masked slots are -inf.
 
-    XLA's fast selection on CPU takes float32 alone (40 times faster than bfloat16 or integers), and every smaller
-    type converts to it exactly. No copy is made of float32 scores without a mask, unless ties go by input order:
-    `top_k` puts +0.0 above -0.0, which are equal as scores.
+    No copy is made of scores without a mask, unless ties go by input order: `top_k` puts +0.0 above -0.0, which are
+    equal as scores. bfloat16 and float16 are not converted here but where they are read (see `wide`).
     """
     keys = masked(_as_float(lax.stop_gradient(scores)), where, -jnp.inf)
     return jnp.where(keys == 0, jnp.zeros_like(keys), keys) if ties == "stable" else keys
 
 
 def _as_float(scores: Shaped[Array, "*batch n"]) -> Lists:
+    if jnp.issubdtype(scores.dtype, jnp.floating):
+        return scores
     dtype = jnp.float64 if scores.dtype.itemsize == 8 else jnp.float32
-    if not jnp.issubdtype(scores.dtype, jnp.integer) or jnp.iinfo(scores.dtype).bits <= jnp.finfo(dtype).nmant:
+    if scores.dtype.itemsize == 1:
+        return scores.astype(jnp.bfloat16)
+    if jnp.iinfo(scores.dtype).bits <= jnp.finfo(dtype).nmant:
         return scores.astype(dtype)
     # Integers beyond the significand would be tied by rounding: their dense ranks keep the exact order.
     limit = 2 ** (jnp.finfo(dtype).nmant + 1)
@@ -67,7 +72,8 @@ def has_nan(values: Float[Array, "*batch n"]) -> Bool[Array, "*batch 1"]:
     """
     if _small(values):
         return jnp.isnan(values).any(axis=-1, keepdims=True)
-    suspect = jnp.isnan(values.sum(axis=-1, keepdims=True))
+    # The barrier keeps the conversion of narrow values inside the sum, apart from others of the same list.
+    suspect = jnp.isnan(wide(lax.optimization_barrier(values)).sum(axis=-1, keepdims=True))
     return lax.cond(suspect.any(), lambda: jnp.isnan(values).any(axis=-1, keepdims=True), lambda: suspect)
 
 
@@ -76,30 +82,34 @@ def _small(values: Lists) -> bool:
     return all(isinstance(size, int) for size in values.shape) and math.prod(values.shape) < 8192
 
 
-def top_k(keys: Lists, k: Size) -> tuple[Ranked, Indices]:
-    """The k largest keys in descending order, equal ones in input order.
+def top_k(keys: Lists, k: Size, beyond: int = 0) -> tuple[Selected, Places]:
+    """The k largest keys in descending order, equal ones in input order; and some beyond.
+
+    Of those beyond (fewer than asked for where the list ends) only this is certain: every key that equals the k-th is
+    there, unless the last of them equals it too.
 
     The tricks are for CPU and static sizes, and float32, where they were measured; elsewhere XLA's own selection runs.
     """
     n = keys.shape[-1]
-    if keys.dtype != jnp.float32 or not (isinstance(k, int) and isinstance(n, int)):
-        return _plain_top_k(keys, k)
+    count = core.min_dim(k + beyond, n)
+    if keys.dtype.itemsize > 4 or not (isinstance(k, int) and isinstance(n, int)):
+        return _plain_top_k(keys, count, k)
     # Measured, ms, two steps against one: K=10, 64 x 10 000 0.45 against 0.99, 8 x 100 000 0.26 against 1.20,
     # 1 x 1 000 000 0.23 against 1.57; K=1, 1024 x 1000 0.55 against 1.49. Nothing is gained at 1024 x 1000, K=10.
-    if n >= 400 * k:
-        on_cpu = partial(_two_step_top_k, k=k, width=32 if n >= 1024 * k else 16)
+    if n >= 400 * count:
+        on_cpu = partial(_two_step_top_k, k=count, width=32 if n >= 1024 * count else 16)
     elif 2 * k >= n >= 512 or k == n >= 64:  # there XLA falls back on a sort of floats with a comparator
-        on_cpu = partial(_sorted_top_k, k=k)
+        on_cpu = partial(_sorted_top_k, k=count)
     else:
-        return _plain_top_k(keys, k)
-    return lax.platform_dependent(keys, cpu=on_cpu, default=partial(_plain_top_k, k=k))
+        return _plain_top_k(keys, count, k)
+    return lax.platform_dependent(keys, cpu=on_cpu, default=partial(_plain_top_k, count=count, k=k))
 
 
-def _plain_top_k(keys: Lists, k: Size) -> tuple[Ranked, Indices]:
+def _plain_top_k(keys: Lists, count: Size, k: Size) -> tuple[Selected, Places]:
     """XLA's fast selection on CPU is a pattern match that a later slice destroys (27 to 77 times slower): the barriers
     keep it. They are two, because one around the pair aborts XLA's own decomposition of a sharded selection.
     """
-    values, indices = select(keys, k)
+    values, indices = select(keys, count, k)
     return lax.optimization_barrier(values), lax.optimization_barrier(indices)
 
 
@@ -109,19 +119,21 @@ def _two_step_top_k(keys: Lists, k: int, width: int) -> tuple[Ranked, Indices]:
     Exact, ties too: an item outside them has k groups before it, by maximum or, if equal, by index, and each holds an
     item that precedes it.
     """
+    keys = wide(keys)
     *batch, n = keys.shape
     groups, rest = divmod(n, width)
     grouped = keys[..., : n - rest].reshape(*batch, groups, width)
-    _, chosen = _plain_top_k(grouped.max(axis=-1), min(k, groups))
+    _, chosen = _plain_top_k(grouped.max(axis=-1), min(k, groups), min(k, groups))
     chosen = lax.sort(chosen)[..., None]  # in index order, so that equal keys stay in input order
     candidates = jnp.take_along_axis(grouped, chosen, axis=-2).reshape(*batch, -1)
     places = chosen * width + lax.broadcasted_iota(jnp.int32, (*chosen.shape[:-1], width), chosen.ndim - 1)
     tail = lax.broadcasted_iota(jnp.int32, (*batch, rest), len(batch)) + (n - rest)
-    values, winners = _plain_top_k(jnp.concatenate([candidates, keys[..., n - rest :]], axis=-1), k)
+    values, winners = _plain_top_k(jnp.concatenate([candidates, keys[..., n - rest :]], axis=-1), k, k)
     return values, take(jnp.concatenate([places.reshape(*batch, -1), tail], axis=-1), winners)
 
 
 def _sorted_top_k(keys: Lists, k: int) -> tuple[Ranked, Indices]:
+    keys = wide(keys)
     indices = descending_order(keys)[..., :k]
     return take(keys, indices), indices
 
@@ -156,8 +168,10 @@ def _largest_grades(values: Lists, k: int) -> Ranked:
 
     def fill(state: tuple) -> tuple:
         step, best, filled, value = state
-        count = (values == value).astype(values.dtype).sum(axis=-1, keepdims=True).astype(jnp.int32)
-        below = jnp.where(values < value, values, -jnp.inf).max(axis=-1, keepdims=True)
+        equal = _folded(lambda count, part: jnp.where(part == value, count + 1, count), 0.0, values)
+        count = equal.sum(axis=-1, keepdims=True).astype(jnp.int32)
+        less = _folded(lambda best, part: jnp.where((part < value) & (part > best), part, best), -jnp.inf, values)
+        below = less.max(axis=-1, keepdims=True)
         return step + 1, jnp.where(rank >= filled, value, best), filled + count, below
 
     top = values.max(axis=-1, keepdims=True)
@@ -166,6 +180,25 @@ def _largest_grades(values: Lists, k: int) -> Ranked:
     best = jnp.where(rank < filled, best, -jnp.inf)
     done = ((filled >= k) | (value == -jnp.inf)).all()
     return lax.cond(done, lambda: best, lambda: top_k(values, k)[0])
+
+
+def _folded(step: Callable[..., Array], start: float, *lists: Lists) -> Array:
+    """`total = step(total, *part)` over eight parts of lists; eight times less for a reduction to read.
+
+    XLA on CPU writes out what a reduction reads, and where memory is fresh that costs most: a count at 1024 x 1000
+    takes 0.2 to 1.5 ms without this, 0.2 to 0.4 with it. A `step` selects, by `where`: a sum or a maximum alone XLA
+    would take into the reduction, and write out all parts after all.
+    """
+    n, nothing = lists[0].shape[-1], wide(jnp.asarray(start, lists[-1].dtype))
+    if not isinstance(n, int) or n < 64:
+        return step(nothing, *lists)
+    width, total = n // 8, nothing
+    for first in range(0, 8 * width, width):
+        total = step(total, *(each[..., first : first + width] for each in lists))
+    if n == 8 * width:
+        return total
+    rest = step(nothing, *(each[..., 8 * width :] for each in lists))
+    return jnp.concatenate([total, rest], axis=-1)
 
 
 def descending_order(keys: Float[Array, "*batch n"]) -> Int[Array, "*batch n"]:
@@ -180,7 +213,8 @@ def descending_order(keys: Float[Array, "*batch n"]) -> Int[Array, "*batch n"]:
         return _order_by_digits(keys)
     keys = lax.optimization_barrier(keys)
     low = max(1, (n - 1).bit_length())
-    indices, failed = settle(keys, _order_by_bits(_descending_bits(keys) >> low, low), limit=12)
+    nearly = _order_by_bits(_descending_bits(keys) >> low, low)
+    _, indices, failed = settle(take(keys, nearly), nearly, limit=12)
     return lax.cond(failed, lambda: _order_by_digits(keys), lambda: indices)
 
 
@@ -232,67 +266,60 @@ def ranked_gains(keys: Lists, labels: Lists, gain: Gain, k: Size, ties: TieRule)
     """The gain at each of the first k ranks; inside a tied group the group's mean, unless `ties` says otherwise."""
     if ties in ("best", "worst"):  # each set of labels has an order of its own
         keys = jnp.broadcast_to(keys, jnp.broadcast_shapes(keys.shape, labels.shape))
-    # One rank more than asked for shows whether a tie goes on past the cutoff.
-    more, indices = top_k(keys, core.min_dim(k + 1, keys.shape[-1]))
-    values, indices = more[..., :k], indices[..., :k]
+    values, indices = top_k(keys, k, 0 if ties == "stable" else _BEYOND)
     if ties in ("best", "worst"):
-        indices = _order_ties(keys, values, indices, gain(labels) if ties == "best" else -gain(labels))
+        prefer = gain if ties == "best" else lambda labels: -gain(labels)
+        indices = _order_ties(keys, values, indices, lax.stop_gradient(labels), prefer, k)
+        values = values[..., :k]
     gains = gains_at(labels, indices, values > -jnp.inf, gain)
     if ties != "average" or keys.shape[-1] == 0:
-        return gains
-    tied = (more[..., 1:] == more[..., :-1]) & (more[..., 1:] > -jnp.inf)
+        return gains[..., :k]
+    following = values[..., 1 : k + 1]
+    tied = (following == values[..., : following.shape[-1]]) & (following > -jnp.inf)
     # Ties are rare in real scores, and without them this costs nothing.
-    return lax.cond(tied.any(), lambda: _average_ties(keys, labels, gain, values, gains), lambda: gains)
+    return lax.cond(tied.any(), lambda: _average_ties(keys, labels, gain, values, gains, k), lambda: gains[..., :k])
 
 
-def _average_ties(keys: Lists, labels: Lists, gain: Gain, values: Ranked, gains: Ranked) -> Ranked:
-    """Mean gain of each tied group.
+def _unless_it_ends(keys: Lists, values: Selected, k: Size, otherwise: Callable[[], Array], ends: Array) -> Array:
+    """`ends`, or `otherwise()` if a group tied at rank k goes on beyond the ranks that were selected."""
+    if values.shape[-1] == keys.shape[-1]:
+        return ends
+    goes_on = (values[..., -1:] == values[..., k - 1 : k]) & (values[..., -1:] > -jnp.inf)
+    return lax.cond(goes_on.any(), otherwise, lambda: ends)
+
+
+def _average_ties(keys: Lists, labels: Lists, gain: Gain, values: Selected, gains: Selected, k: Size) -> Ranked:
+    """Mean gain of each tied group among the first k ranks.
 
     A mean is taken as one member's gain plus the mean difference from it: a group of equal gains is exact, so that a
     perfect order is exactly 1.
     """
     few = isinstance(values.shape[-1], int) and values.shape[-1] <= 32
-    means = _pairwise_means if few else _means_of_equal
-    averaged = means(values, gains)
-    if values.shape[-1] != keys.shape[-1]:  # else no group goes on past the last rank
-        last = _last_group_mean(keys, labels, gain, values[..., -1:], gains[..., -1:])
-        averaged = jnp.where(values == values[..., -1:], last, averaged)
-    return jnp.where(values > -jnp.inf, averaged, jnp.zeros_like(averaged))
+    averaged = (_pairwise_means if few else _means_of_equal)(values, gains)[..., :k]
+    first, last = values[..., :k], values[..., k - 1 : k]
+
+    def with_whole_list() -> Ranked:
+        mean = _last_group_mean(keys, labels, gain, last, gains[..., k - 1 : k])
+        return jnp.where(first == last, mean, averaged)
+
+    averaged = _unless_it_ends(keys, values, k, with_whole_list, averaged)
+    return jnp.where(first > -jnp.inf, averaged, jnp.zeros_like(averaged))
 
 
 def _last_group_mean(keys: Lists, labels: Lists, gain: Gain, last: OneEach, reference: OneEach) -> OneEach:
     """The mean of the group at the cutoff, which may go on past it: one pass over the whole list."""
 
-    def count_and_difference(keys: Lists, labels: Lists) -> Float[Array, "2 *batch 1"]:
-        member = (keys == last) & (last > -jnp.inf)
-        zero = jnp.zeros_like(labels)
-        difference = jnp.where(member, gain(jnp.where(member, labels, zero)) - reference, jnp.zeros_like(reference))
-        count = jnp.where(member, jnp.ones_like(difference), jnp.zeros_like(difference))
-        return jnp.stack([part.sum(axis=-1, keepdims=True) for part in (count, difference)])
+    def count(total: Array, keys: Lists) -> Array:
+        return jnp.where((wide(keys) == last) & (last > -jnp.inf), total + 1, total)
 
-    count, difference = _sum_over_blocks(count_and_difference, keys, labels)
-    return reference + difference / jnp.maximum(count, 1)
+    def difference(total: Array, keys: Lists, labels: Lists) -> Array:
+        member = (wide(keys) == last) & (last > -jnp.inf)
+        gains = gain(jnp.where(member, labels, jnp.zeros_like(labels)))
+        return jnp.where(member, total + (gains - reference), total)
 
-
-def _sum_over_blocks(term: Callable[[Lists, Lists], Array], keys: Lists, labels: Lists) -> Array:
-    """`term(keys, labels)`, which sums over the list, a block at a time.
-
-    XLA on CPU writes out what a reduction reads: in one go that is two copies of the list. As fast, measured on
-    1024 x 1000 to 8 x 100 000.
-    """
-    *batch, n = keys.shape
-    if not all(isinstance(size, int) for size in keys.shape):
-        return term(keys, labels)
-    width = max(256, _BLOCK // max(1, math.prod(batch)))
-    if n < 2 * width:
-        return term(keys, labels)
-
-    def add(i: Array, total: Array) -> Array:
-        block = partial(lax.dynamic_slice_in_dim, start_index=i * width, slice_size=width, axis=-1)
-        return total + term(block(keys), block(labels))
-
-    rest = n - n % width
-    return lax.fori_loop(0, n // width, add, term(keys[..., rest:], labels[..., rest:]))
+    counts, differences = _folded(count, 0.0, keys), _folded(difference, 0.0, keys, labels)
+    size = counts.astype(labels.dtype).sum(axis=-1, keepdims=True)
+    return reference + differences.sum(axis=-1, keepdims=True) / jnp.maximum(size, 1)
 
 
 def _pairwise_means(values: Ranked, gains: Ranked) -> Ranked:
@@ -333,13 +360,15 @@ def _sum_by_group(first: Int[Array, " k"], gains: Float[Array, " k"]) -> Float[A
     return jnp.zeros_like(gains).at[first].add(gains)
 
 
-def _order_ties(keys: Lists, values: Ranked, indices: Indices, preference: Lists) -> Indices:
-    """Indices of the first k ranks with every tie in descending order of `preference`, the last group's included."""
-    preference = lax.stop_gradient(jnp.broadcast_to(preference, keys.shape))
-    descending = lax.sort((-values, -take(preference, indices), indices), num_keys=2)[2]
-    # Of the last group the cutoff may hold the wrong members: choose them from the whole list.
-    last = values[..., -1:]
-    _, group = top_k(jnp.where(keys == last, preference, -jnp.inf), values.shape[-1])
-    above = (values > last).sum(axis=-1, keepdims=True, dtype=jnp.int32)
-    rank = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-    return jnp.where(rank < above, descending, take(group, jnp.maximum(rank - above, 0)))
+def _order_ties(keys: Lists, values: Selected, indices: Places, labels: Lists, prefer: Gain, k: Size) -> Indices:
+    """Indices of the first k ranks with every tie in descending order of `prefer(labels)`."""
+    descending = lax.sort((-values, -prefer(take(labels, indices)), indices), num_keys=2)[2][..., :k]
+    first, last = values[..., :k], values[..., k - 1 : k]
+
+    def with_whole_list() -> Indices:
+        _, group = top_k(jnp.where(wide(keys) == last, prefer(labels), -jnp.inf), k)
+        above = (first > last).sum(axis=-1, keepdims=True, dtype=jnp.int32)
+        rank = lax.broadcasted_iota(jnp.int32, first.shape, first.ndim - 1)
+        return jnp.where(rank < above, descending, take(group, jnp.maximum(rank - above, 0)))
+
+    return _unless_it_ends(keys, values, k, with_whole_list, descending)

@@ -180,7 +180,7 @@ class RankedLists(NamedTuple):
 
 
 def ranked_lists(scores: Lists, where: Mask | None, temperature: Array) -> RankedLists:
-    keys = ordering.rank_keys(scores, where)
+    keys = _arrays.wide(ordering.rank_keys(scores, where))
     return RankedLists(scores.astype(keys.dtype), keys, list_temperature(temperature, keys))
 
 

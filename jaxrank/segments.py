@@ -139,7 +139,7 @@ def _check(scores: ArrayLike, labels: ArrayLike, segment_ids: ArrayLike, where: 
 @partial(jax.jit, static_argnums=range(5, 10), inline=True)
 def _segment_ndcg(scores, labels, segment_ids, where, empty, num_segments, k, gain_fn, discount_fn, ties):
     rows = flat.as_rows(scores, labels, segment_ids, where, num_segments)
-    keys = ordering.rank_keys(rows.scores, rows.segments < num_segments)
+    keys = _arrays.wide(ordering.rank_keys(rows.scores, rows.segments < num_segments))
     ranked = flat.ranked_rows(rows, keys, gain_fn, jnp.isnan(keys), num_segments, ties)
     depth = _arrays.depth(k, keys.shape[0])
     gains, best = flat.hard_gains(ranked, depth, ties), flat.best_gains(ranked, depth)

@@ -23,13 +23,17 @@ def seconds(way: Way) -> float:
 
 
 def alternated(ways: dict[str, Way], rounds: int, budget: float) -> dict[str, np.ndarray]:
-    """Times of each way, in rounds: all of them see the same state of a shared machine. Slow ways run less often."""
+    """Times of each way, in rounds: all of them see the same state of a shared machine. Slow ways run less often.
+
+    Each round has an order of its own, as one way leaves its mark on the next: threads of PyTorch spin for a while.
+    """
+    rng = np.random.default_rng(0)
     once = {name: (seconds(way), seconds(way))[1] for name, way in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(rounds):
-        for name, way in ways.items():
+        for name in rng.permutation(list(ways)).tolist():
             often = max(1, int(rounds * min(1, budget / (once[name] * rounds))))
-            times[name].append(seconds(way) if i < often else np.nan)
+            times[name].append(seconds(ways[name]) if i < often else np.nan)
     return {name: np.array(values) for name, values in times.items()}
 
 

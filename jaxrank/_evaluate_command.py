@@ -252,8 +252,10 @@ def _all_values(
     read: MappedRun | MappedLists, settings: Settings, processes: Processes
 ) -> Float[np.ndarray, "lists cutoffs"]:
     processes.check_same("queries", read.queries)
-    own = np.concatenate([np.zeros((0, len(settings.cutoffs)), np.float32), *read.parts])
-    return processes.dealt(own, len(read.queries))
+    values = np.zeros((len(read.queries), len(settings.cutoffs)), np.float32)
+    if read.parts:
+        values[read.owned] = np.concatenate(read.parts)
+    return processes.total(values)
 
 
 def _report(source: Source, settings: Settings) -> Report:

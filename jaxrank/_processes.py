@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from jaxrank._watch import AGAIN, LOST
 from jaxrank.data import DataError
-from jaxrank.data._lists import Share
+from jaxrank.data._shares import WHOLE, Share
 
 JOIN_SECONDS = 45  # how long the processes wait for each other at the start
 HEARTBEAT_SECONDS = 30  # a process that is not heard of for so long is lost
@@ -44,7 +44,7 @@ class Processes(NamedTuple):
 
     @property
     def share(self) -> Share:
-        return Share(self.index, self.count)
+        return WHOLE if self.count == 1 else Share(self.index, self.count, self.exchanged)
 
     def gathered(self, array: np.ndarray) -> np.ndarray:
         """The arrays of all processes, which have one shape, stacked; bit by bit, whatever JAX makes of their dtype."""
@@ -60,11 +60,12 @@ class Processes(NamedTuple):
         """The sum over processes: the whole, where each has zeros for what it does not hold."""
         return array if self.count == 1 else self.gathered(array).sum(0, dtype=array.dtype)
 
-    def dealt(self, own: np.ndarray, count: int) -> np.ndarray:
-        """All `count` rows, in order, of processes that hold every `self.count`-th."""
-        padded = np.zeros((-(-count // self.count), *own.shape[1:]), own.dtype)
-        padded[: len(own)] = own
-        return self.gathered(padded).swapaxes(0, 1).reshape(-1, *own.shape[1:])[:count]
+    def exchanged(self, own: bytes) -> list[bytes]:
+        """The bytes of all processes, however many of each."""
+        lengths = self.gathered(np.array(len(own)))
+        padded = np.zeros(lengths.max(), np.uint8)
+        padded[: len(own)] = np.frombuffer(own, np.uint8)
+        return [row[:length].tobytes() for row, length in zip(self.gathered(padded), lengths, strict=True)]
 
     def from_first(self, array: np.ndarray) -> np.ndarray:
         """The array of the first process; the others give one of its shape."""

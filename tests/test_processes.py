@@ -13,64 +13,25 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import jax
 import numpy as np
 import optax
 import pytest
+from stand_ins import together
 
 from jaxrank import _evaluate_command, _process_options, _train_command, cli, training
 from jaxrank._checkpoints import load_model
-from jaxrank._processes import ALONE, Processes
+from jaxrank._processes import ALONE
 from jaxrank._watch import AGAIN, APART, LOST, Worker, verdict
 from jaxrank.data import DataError, RankingLists, padded_batches
-from jaxrank.data._lists import Share
+from jaxrank.data._shares import Share
 from jaxrank.data.synthetic import generated_splits
 
 ROOT = pathlib.Path(__file__).parents[1]
 OPTIMISER = optax.adam(1e-2)
 LENGTH = 8
-
-
-class Threads(Processes):
-    """Threads that stand in for processes."""
-
-    def gathered(self, array):
-        self.board[self.index] = np.array(array)
-        self.barrier.wait(60)
-        every = np.stack([self.board[i] for i in range(self.count)])
-        self.barrier.wait(60)
-        return every
-
-    def sum_on_devices(self, vector):
-        return jax.numpy.asarray(self.gathered(np.asarray(vector)).sum(0))
-
-
-def together(count, job):
-    """What `job(processes)` gives in each of the threads."""
-
-    class Group(Threads):
-        board, barrier = {}, threading.Barrier(count)
-
-    found, errors = {}, {}
-
-    def work(index):
-        try:
-            found[index] = job(Group(index, count))
-        except Exception as error:
-            errors[index] = error
-            Group.barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise min(errors.values(), key=lambda error: isinstance(error, threading.BrokenBarrierError))
-    return [found[index] for index in range(count)]
 
 
 def lists_of(count, seed=0):
@@ -109,16 +70,12 @@ def files(tmp_path_factory):
 def test_one_process_is_all_there_is(dtype, shape):
     array = np.ones(shape, dtype)
     assert (ALONE.gathered(array) == array[None]).all() and (ALONE.total(array) == array).all()
-    rows = np.arange(6).reshape(3, 2)
-    np.testing.assert_array_equal(ALONE.dealt(rows, 3), rows)
     assert ALONE.first and ALONE.share == Share()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 9])
-def test_rows_that_were_dealt_come_back_in_order(count):
-    rows = np.arange(14).reshape(7, 2)
-    for found in together(count, lambda processes: processes.dealt(rows[processes.index :: count], 7)):
-        np.testing.assert_array_equal(found, rows)
+def test_words_of_any_length_are_exchanged():
+    words = [b"", b"ab\0", b"c"]
+    assert together(3, lambda processes: processes.exchanged(words[processes.index])) == [words] * 3
 
 
 @pytest.mark.parametrize("count", [2, 3, 40])

@@ -6,17 +6,30 @@ import io
 import json
 import os
 import sys
+import threading
 import weakref
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stand_ins import together
 
 from jaxrank import _evaluate_command, cli
-from jaxrank.data import DataError, RankingLists, _files, padded_batches, read_letor, read_qrels, read_run, trec
+from jaxrank.data import (
+    DataError,
+    RankingLists,
+    _files,
+    _groups,
+    _shares,
+    letor,
+    padded_batches,
+    read_letor,
+    read_qrels,
+    read_run,
+    trec,
+)
 from jaxrank.data import _tables as tables
-from jaxrank.data._lists import Share
 from jaxrank.data.letor import LetorOptions, map_letor
 
 LENGTHS = [3, 1, 7, 2, 5, 4, 1, 6]
@@ -92,13 +105,89 @@ def test_blocks_and_shares_put_together_are_the_whole(trec_files, letor_files, s
         options = LetorOptions(scores=letor_files / "scores", features=False)
         read = functools.partial(map_letor, path=letor_files / "data", options=options)
     found = {}
-    for index in range(count):
-        mapped = read(by_query, share=Share(index, count), block_rows=rows)
+    for mapped in together(count, lambda processes: read(by_query, share=processes.share, block_rows=rows)):
         assert mapped.queries == want.queries
         lists = [item for part in mapped.parts for item in part]
-        assert [query for query, _ in lists] == list(want.queries[index::count])
+        assert [query for query, _ in lists] == [q for q, own in zip(want.queries, mapped.owned) if own]
+        assert not found.keys() & dict(lists).keys()
         found |= dict(lists)
     assert found == dict(by_query(want))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 11])
+@pytest.mark.parametrize("name", ["run", "run.gz", "data", "bare"])
+def test_each_line_is_parsed_by_one_process(trec_files, letor_files, small_blocks, monkeypatch, name, count):
+    parsed = []
+
+    def noted(read, text_of):
+        return lambda *args: (parsed.append((threading.get_ident(), text_of(*args))), read(*args))[1]
+
+    if name in ("data", "bare"):
+        monkeypatch.setattr(letor, "read_block", noted(letor.read_block, lambda path, first, text, format: text))
+        options = LetorOptions(group=letor_files / "sizes" if name == "bare" else None)
+        path = letor_files / name
+        together(count, lambda processes: letor.read_share(path, options, processes.share))
+    else:
+        monkeypatch.setattr(_groups, "read_block", noted(_groups.read_block, lambda path, layout, first, text: text))
+        qrels, path = read_qrels(trec_files / "qrels"), trec_files / name.removesuffix(".gz")
+        given = trec_files / name, qrels, trec.RunOptions()
+        together(count, lambda processes: trec.map_run(len, *given, share=processes.share))
+    lines = b"".join(text for _, text in parsed).splitlines()
+    assert sorted(lines) == sorted(path.read_bytes().splitlines())
+    assert len({thread for thread, _ in parsed}) >= min(count, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_one_process_finds_wrong_all_of_them_say(tmp_path, small_blocks, count):
+    def read(processes):
+        try:
+            return letor.read_share(tmp_path / "data", LetorOptions(), processes.share)
+        except DataError as error:
+            return str(error)
+
+    lines = [f"1 qid:{q} 1:1\n" for q in range(40)]
+    for more, message in {
+        "1 qid:50 1:x\n1 qid:51 y\n": ":41: value of feature 1 'x'",  # the first of several
+        "1 qid:3 1:1\n": ":41: query 3 again, after other queries",
+        "1 1:1\n": ":41: no qid, unlike the lines before",
+    }.items():
+        (tmp_path / "data").write_text("".join([*lines, more]))
+        for said in together(count, read):
+            assert said.startswith(f"{tmp_path / 'data'}{message}")
+
+
+def test_processes_with_different_files_are_told(tmp_path):
+    for i in range(3):
+        (tmp_path / str(i)).write_text("1 qid:1 1:1\n" + ("2" if i == 2 else "1") + " qid:2 1:1\n")
+    with pytest.raises(DataError, match="processes 0 and 2 have read different files; expected the same"):
+        together(
+            3, lambda processes: letor.read_share(tmp_path / str(processes.index), LetorOptions(), processes.share)
+        )
+
+
+lines_of_queries = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), max_size=12)
+
+
+@given(lines_of_queries, st.integers(1, 60), st.booleans())
+def test_blocks_are_cut_between_queries_only(tmp_path_factory, queries, size, blank):
+    path = tmp_path_factory.mktemp("blocks") / "file"
+    runs = [query for i, (query, _) in enumerate(queries) if i == 0 or queries[i - 1][0] != query]
+    text = ("\n" if blank else "").join(f"{query} {i}\n" for query, count in queries for i in range(count)).encode()
+    path.write_bytes(text)
+    blocks = list(_shares.query_blocks(path, _shares.KeyCut(_groups._query), size, None))
+    assert b"".join(block.text for block in blocks) == text
+    assert [block.number for block in blocks] == list(range(len(blocks)))
+    assert [block.first for block in blocks] == [1 + text[:end].count(b"\n") for end in begins(blocks)]
+    found = [
+        list(dict.fromkeys(line.split()[0] for line in block.text.decode().splitlines() if line)) for block in blocks
+    ]
+    if len(set(runs)) == len(runs):  # else queries are scattered, which shows later
+        assert [query for block in found for query in block] == runs
+
+
+def begins(blocks):
+    ends = np.cumsum([0, *(len(block.text) for block in blocks)])
+    return ends[:-1].tolist()
 
 
 def by_query(lists):

@@ -10,8 +10,10 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
+from jaxrank.data import _tables
 from jaxrank.data._files import DataError, Path, Watch, malformed, numbered_lines
-from jaxrank.data._tables import Layout, Rows, Strings, read_rows
+from jaxrank.data._shares import KeyCut, Reading, ScatteredError
+from jaxrank.data._tables import Layout, Rows, Strings, read_block, read_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,36 +48,24 @@ class Group:
         return Group(queries, self.lengths[keep], self.documents.filter(pyarrow.array(rows)), self.numbers[rows])
 
 
-class ScatteredError(Exception):
-    """A query came back after other queries."""
-
-
-def grouped(path: Path, layout: Layout, watch: Watch | None = None) -> Iterator[Group]:
-    """Whole queries, in bounded memory."""
-    open_query: list[Rows] = []  # its rows may go on in the next block
+def grouped(reading: Reading, layout: Layout, watch: Watch | None = None) -> Iterator[Group]:
+    """The queries of a share, in bounded memory."""
     seen: set[str] = set()
-    for rows in read_rows(path, layout, watch):
-        cut = _last_query(rows)
-        if cut == 0 and (not open_query or open_query[-1].queries[-1] == rows.queries[0]):
-            open_query.append(rows)
-            continue
-        yield _contiguous([*open_query, Rows(*(column[:cut] for column in rows))], seen)
-        open_query = [Rows(*(column[cut:] for column in rows))]
-    yield _contiguous(open_query, seen)
+    for block, own in reading.blocks(KeyCut(_query), _tables.BLOCK_BYTES, watch):
+        rows = read_block(reading.path, layout, block.first, block.text) if own else None
+        if rows is not None and len(rows.numbers):
+            group = _contiguous(rows, seen)
+            reading.found([block.number] * len(group.queries), group.queries)
+            yield group
 
 
-def _last_query(rows: Rows) -> int:
-    """The row where the last query's run of rows begins."""
+def _query(line: bytes) -> bytes | None:
+    return next(iter(line.split(None, 1)), None)
+
+
+def _contiguous(rows: Rows, seen: set[str]) -> Group:
     import pyarrow.compute
 
-    ends = pyarrow.compute.run_end_encode(rows.queries).run_ends
-    return ends[-2].as_py() if len(ends) > 1 else 0
-
-
-def _contiguous(parts: list[Rows], seen: set[str]) -> "Group":
-    import pyarrow.compute
-
-    rows = _joined_rows(parts)
     runs = pyarrow.compute.run_end_encode(rows.queries)
     queries = runs.values.to_pylist()
     before = len(seen)
@@ -85,7 +75,16 @@ def _contiguous(parts: list[Rows], seen: set[str]) -> "Group":
     return Group(queries, np.diff(np.asarray(runs.run_ends), prepend=0), rows.documents, rows.numbers)
 
 
-def brought_together(path: Path, layout: Layout, limit: int | None = None, watch: Watch | None = None) -> "Group":
+def scattered(reading: Reading, layout: Layout, limit: int, watch: Watch | None = None) -> Iterator[Group]:
+    """The queries of a share of a file where their lines stand anywhere; each process reads all of it."""
+    group = brought_together(reading.path, layout, limit, watch)
+    owned = reading.share.owns(np.arange(len(group.queries)))
+    own = group.select(owned)
+    reading.found(np.flatnonzero(owned).tolist(), own.queries)
+    yield own
+
+
+def brought_together(path: Path, layout: Layout, limit: int | None = None, watch: Watch | None = None) -> Group:
     """All lines, brought together by query; the queries in the order in which they first appear."""
     import pyarrow
 

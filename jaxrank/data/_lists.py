@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int, Integer
+from jaxtyping import Float32, Float64, Int, Integer
 
 BLOCK_ROWS = 500_000  # of a long file that are held at a time
 
@@ -62,26 +62,6 @@ def _read_only(column: np.ndarray) -> np.ndarray:
     view = column.view()  # the caller's own array stays as it is
     view.flags.writeable = False
     return view
-
-
-class Share(NamedTuple):
-    """The lists of one process of several: those at its place when lists are dealt round."""
-
-    index: int = 0
-    count: int = 1
-
-    def owns(self, positions: Int[np.ndarray, " lists"]) -> Bool[np.ndarray, " lists"]:
-        return positions % self.count == self.index
-
-    def of(self, lists: RankingLists) -> RankingLists:
-        """All the lists, those of other processes without rows."""
-        owned = self.owns(np.arange(len(lists)))
-        rows = np.repeat(owned, lists.lengths)
-        scores, features = (None if column is None else column[rows] for column in (lists.scores, lists.features))
-        return RankingLists(lists.queries, lists.lengths * owned, lists.labels[rows], scores, features)
-
-
-WHOLE = Share()
 
 
 def in_blocks(parts: Iterable[Any], rows: int | None) -> Iterator[list[Any]]:

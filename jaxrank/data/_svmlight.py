@@ -15,16 +15,16 @@ from jaxtyping import Float32, Int64
 from jaxrank.data._files import (
     DataError,
     Path,
-    Watch,
     block_lines,
     float32_number,
-    line_blocks,
     malformed,
     numbered_lines,
 )
 
 EXPECTED = "label qid:query index:value ..., as in: 2 qid:1 1:0.5 3:1.25"
 QID = re.compile(rb"^[ \t\r\v\f]*[^\s#]+[ \t\r\v\f]+qid:(-?\d+)(?=\s|#|$)", re.MULTILINE)
+DATA = re.compile(rb"^[ \t\r\v\f]*[^\s#]", re.MULTILINE)
+ODD = [b"\n" + mark for mark in (b"#", b"\n", b" ", b"\t", b"\r", b"\v", b"\f")]
 Lines = Iterable[tuple[int, list[str]]]  # numbers and fields
 
 
@@ -35,47 +35,48 @@ class Rows(NamedTuple):
     ids: Int64[np.ndarray, " ids"]
     features: Any
 
-    def between(self, start: int, stop: int) -> "Rows":
-        features = None if self.features is None else self.features[start:stop]
-        return Rows(self.labels[start:stop], self.ids[start:stop], features)
 
-    @staticmethod
-    def together(parts: list["Rows"]) -> "Rows":
-        """Parts one below the other."""
-        if len(parts) == 1:
-            return parts[0]
-        labels, ids, features = zip(*parts, strict=True)
-        return Rows(np.concatenate(labels), np.concatenate(ids), None if features[0] is None else _stacked(features))
+class Format(NamedTuple):
+    """How the lines of a file are: whether each has a qid, how many features at most, and whether they count from 0."""
+
+    with_query: bool
+    n_features: int | None
+    zero_based: bool
 
 
-def _stacked(matrices: tuple[Any, ...]) -> Any:
-    from scipy.sparse import vstack
-
-    width = max(matrix.shape[1] for matrix in matrices)
-    for matrix in matrices:
-        matrix.resize(matrix.shape[0], width)
-    return vstack(matrices, format="csr")
-
-
-def read_rows(
-    path: Path, features: bool, n_features: int | None, zero_based: bool, watch: Watch | None = None
-) -> Iterator[Rows]:
-    """Yields the lines of a file, block by block.
+def read_block(path: Path, first: int, block: bytes, format: Format) -> Rows:
+    """Some lines of a file, of which `first` is the number of the first.
 
     Raises:
-      DataError: the first malformed line, by file and number, or a file without lines.
+      DataError: the first malformed line, by file and number.
     """
-    with_query = None
-    for first, block in line_blocks(path, watch=watch):
-        rows = _parsed(block, n_features, zero_based)
-        if rows is None or (len(rows.labels) and with_query not in (None, len(rows.ids) > 0)):
-            check_lines(path, _block_data_lines(path, first, block), n_features, zero_based, with_query)
-            raise DataError(f"{path}: scikit-learn cannot read the lines from {first} on; expected {EXPECTED}")
-        if len(rows.labels):
-            with_query = len(rows.ids) > 0
-            yield rows if features else rows._replace(features=None)
-    if with_query is None:
-        raise DataError(f"{path}: no lines; expected {EXPECTED}")
+    rows = _parsed(block, format.n_features, format.zero_based)
+    if rows is None or (len(rows.labels) and format.with_query != (len(rows.ids) > 0)):
+        check_lines(path, _fields(block_lines(path, first, block)), *format[1:], format.with_query)
+        raise DataError(f"{path}: scikit-learn cannot read the lines from {first} on; expected {EXPECTED}")
+    return rows
+
+
+def has_query(path: Path) -> bool:
+    """Whether the first line has a qid."""
+    for _, fields in data_lines(path):
+        return fields[1:2] != [] and fields[1].startswith("qid:")
+    raise DataError(f"{path}: no lines; expected {EXPECTED}")
+
+
+def query_of(line: bytes) -> int | None:
+    found = QID.match(line)
+    return int(found[1]) if found else None
+
+
+def is_data(line: bytes) -> bool:
+    return DATA.match(line) is not None
+
+
+def count_data(text: bytes) -> int:
+    """How many lines of a text are no comments."""
+    odd = text[:1] in b"#\n \t\r\v\f" or any(mark in text for mark in ODD)
+    return len(DATA.findall(text)) if odd else text.count(b"\n") + (text[-1:] != b"\n")
 
 
 def _parsed(block: bytes, n_features: int | None, zero_based: bool) -> Rows | None:
@@ -102,10 +103,6 @@ def _parsed(block: bytes, n_features: int | None, zero_based: bool) -> Rows | No
 def data_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Fields of the lines that are not comments, with their numbers."""
     return _fields(numbered_lines(path))
-
-
-def _block_data_lines(path: Path, first: int, block: bytes) -> Iterator[tuple[int, list[str]]]:
-    return _fields(block_lines(path, first, block))
 
 
 def _fields(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:

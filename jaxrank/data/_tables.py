@@ -59,22 +59,28 @@ def read_rows(path: Path, layout: Layout, watch: Watch | None = None) -> Iterato
     Raises:
       DataError: the first malformed line, by file and number, or a file without lines.
     """
-    try:
-        import pyarrow.csv  # noqa: F401
-    except ImportError as error:
-        raise ImportError('TREC files are read with PyArrow: pip install "jaxrank[cli]"') from error
     some = False
     for first, lines in line_blocks(path, BLOCK_BYTES, watch):
-        block = _single_spaced(lines)
-        rows = _parse(block, layout)
-        if rows is None:
-            block = _checked(path, first, block, layout)
-            rows = _converted(block, layout, len(block) + 1)
+        rows = read_block(path, layout, first, lines)
         if len(rows.numbers):
             some = True
             yield rows
     if not some:
         raise DataError(f"{path}: no lines; expected {layout.expected}")
+
+
+def read_block(path: Path, layout: Layout, first: int, lines: bytes) -> Rows:
+    """Some lines of a file, of which `first` is the number of the first."""
+    try:
+        import pyarrow.csv  # noqa: F401
+    except ImportError as error:
+        raise ImportError('TREC files are read with PyArrow: pip install "jaxrank[cli]"') from error
+    block = _single_spaced(lines)
+    rows = _parse(block, layout)
+    if rows is None:
+        block = _checked(path, first, block, layout)
+        rows = _converted(block, layout, len(block) + 1)
+    return rows
 
 
 def _single_spaced(block: bytes) -> bytes:

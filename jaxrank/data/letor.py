@@ -1,5 +1,6 @@
 """Learning-to-rank files: SVMlight lines, with `qid:` or with group sizes in a file of their own."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -10,17 +11,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int
 
-from jaxrank.data._files import (
-    DataError,
-    NumberColumn,
-    Path,
-    Watch,
-    malformed,
-    number_blocks,
-    read_numbers,
+from jaxrank.data import _files
+from jaxrank.data._files import DataError, NumberColumn, Path, Watch, malformed, number_blocks, read_numbers
+from jaxrank.data._lists import BLOCK_ROWS, RankingLists, as_float32, in_blocks
+from jaxrank.data._shares import WHOLE, Cut, KeyCut, Reading, Share, SizeCut
+from jaxrank.data._svmlight import (
+    EXPECTED,
+    Format,
+    Rows,
+    check_lines,
+    count_data,
+    data_lines,
+    has_query,
+    is_data,
+    query_of,
+    read_block,
 )
-from jaxrank.data._lists import BLOCK_ROWS, WHOLE, RankingLists, Share, as_float32, in_blocks
-from jaxrank.data._svmlight import EXPECTED, Rows, check_lines, data_lines, read_rows
 
 MAX_FEATURES = 100_000  # features become a dense array; an index above this is a slip or another kind of data
 
@@ -78,10 +84,11 @@ class LetorOptions(NamedTuple):
 
 
 class MappedLists(NamedTuple):
-    """What `map_letor` made of the lists of a share, and the names of all queries."""
+    """What `map_letor` made of the lists of a share, and all queries: which are of the share?"""
 
     parts: list[Any]
     queries: tuple[str, ...]
+    owned: Bool[np.ndarray, " queries"]
 
 
 def map_letor(
@@ -94,45 +101,37 @@ def map_letor(
     watch: Watch | None = None,
 ) -> MappedLists:
     """Applies `use` to the lists of `read_letor`, some `block_rows` at a time, and keeps only what it gives."""
-    queries: list[str] = []
-
-    def own() -> Iterator[_Part]:
-        for part in _parts(path, options, watch):
-            owned = share.owns(np.arange(len(queries), len(queries) + len(part.queries)))
-            queries.extend(part.queries)
-            if owned.any():
-                yield part.select(owned)
-
-    parts = [use(_together(path, block)) for block in in_blocks(own(), block_rows)]
-    return MappedLists(parts, tuple(queries))
+    reading = Reading(path, share)
+    try:
+        parts = [use(_together(path, block)) for block in in_blocks(_parts(reading, options, watch), block_rows)]
+    except DataError as error:
+        reading.agree(error)
+        raise
+    found = reading.agree()
+    twice = next((query for query, times in Counter(found.queries).items() if times > 1), None)
+    if twice is not None:
+        raise _again(path, twice)
+    return MappedLists(parts, *found)
 
 
 def read_share(path: Path, options: LetorOptions, share: Share) -> RankingLists:
     """The lists of `read_letor` with features, those of other processes without rows; no more than these are held."""
-    parts, queries = map_letor(lambda lists: lists, path, options, share=share, block_rows=None)
+    parts, queries, owned = map_letor(lambda lists: lists, path, options, share=share, block_rows=None)
     lengths = np.zeros(len(queries), np.int64)
     if not parts:
         return RankingLists(queries, lengths, np.zeros(0, np.float32), features=np.zeros((0, 0), np.float32))
-    lengths[share.index :: share.count] = parts[0].lengths
+    lengths[owned] = parts[0].lengths
     return replace(parts[0], queries=queries, lengths=lengths)
 
 
 class _Part(NamedTuple):
     """Some queries with all their rows."""
 
-    queries: tuple[str, ...]
+    queries: list[str]
     lengths: Int[np.ndarray, " lists"]
     labels: Float32[np.ndarray, " rows"]
     scores: Float32[np.ndarray, " rows"] | None
     features: Any  # a sparse matrix, or None
-
-    def select(self, keep: Bool[np.ndarray, " lists"]) -> "_Part":
-        if keep.all():
-            return self
-        rows = np.repeat(keep, self.lengths)
-        queries = tuple(query for query, kept in zip(self.queries, keep, strict=True) if kept)
-        scores, features = (None if column is None else column[rows] for column in (self.scores, self.features))
-        return _Part(queries, self.lengths[keep], self.labels[rows], scores, features)
 
 
 def _together(path: Path, parts: list[_Part]) -> RankingLists:
@@ -157,14 +156,19 @@ def _dense(path: Path, matrices: tuple[Any, ...]) -> Float32[np.ndarray, "rows f
     return dense
 
 
-def _parts(path: Path, options: LetorOptions, watch: Watch | None) -> Iterator[_Part]:
+def _parts(reading: Reading, options: LetorOptions, watch: Watch | None) -> Iterator[_Part]:
+    """The lists of the share, a block at a time."""
+    path = reading.path
     column = None if options.scores is None else NumberColumn(options.scores, "the score of a row")
-    for queries, lengths, rows in _queries(path, options, watch):
-        values = None if column is None else column.take(len(rows.labels))
-        if values is not None and len(values) < len(rows.labels):
+    for piece, queries, lengths in _queries(reading, options, watch):
+        values = None if column is None else column.take(piece.count)
+        if values is not None and len(values) < piece.count:
             raise _score_misfit(path, options.scores)
-        scores = None if values is None else as_float32(values, lengths)
-        yield _Part(queries, lengths, rows.labels, scores, rows.features)
+        if piece.rows is not None and queries:
+            reading.found([piece.number] * len(queries), queries)
+            scores = None if values is None else as_float32(values, lengths)
+            features = piece.rows.features if options.features else None
+            yield _Part(queries, lengths, piece.rows.labels, scores, features)
     if column is not None and not column.ended():
         raise _score_misfit(path, options.scores)
 
@@ -174,82 +178,80 @@ def _score_misfit(path: Path, scores: Any) -> DataError:
     return DataError(f"{scores}: {count} scores but {path} has {_count(path)} rows; expected a score for each row")
 
 
-# Queries: whole ones, where the blocks of a file end anywhere.
-
-Queries = Iterator[tuple[tuple[str, ...], Int[np.ndarray, " lists"], Rows]]  # names, lengths and rows
+# Queries, block by block.
 
 
-def _queries(path: Path, options: LetorOptions, watch: Watch | None) -> Queries:
-    blocks = read_rows(path, options.features, options.n_features, options.zero_based, watch)
-    first = next(blocks)
-    blocks, with_ids = chain([first], blocks), len(first.ids) > 0
-    group = options.group or (None if with_ids else _sibling(path))
-    if group is not None:
-        return _by_size(path, group, blocks, with_ids)
-    if with_ids:
-        return _by_id(path, blocks)
-    check_lines(path, data_lines(path), options.n_features, options.zero_based)  # later lines may have one
-    raise DataError(
-        f"{path}: no qid on any line; expected {EXPECTED}, or a group file with the number of rows of each query, "
-        f"a line each, beside it as {_stem(path)}.query"
-    )
+class _Piece(NamedTuple):
+    """A block of whole queries: its number, how many rows it has, and the rows, if this process is to parse it."""
+
+    number: int
+    count: int
+    rows: Rows | None
 
 
-def _by_id(path: Path, blocks: Iterable[Rows]) -> Queries:
-    seen, row = set(), 0
-    for rows in _whole(blocks):
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(rows.ids)) + 1])
-        for start, query in zip(starts.tolist(), rows.ids[starts].tolist(), strict=True):
+Queries = Iterator[tuple[_Piece, list[str], Int[np.ndarray, " lists"]]]  # names and lengths of the queries of a piece
+
+
+def _queries(reading: Reading, options: LetorOptions, watch: Watch | None) -> Queries:
+    path, format = reading.path, Format(has_query(reading.path), options.n_features, options.zero_based)
+    group = options.group or (None if format.with_query else _sibling(path))
+    if group is None and not format.with_query:
+        check_lines(path, data_lines(path), *format[1:])  # later lines may have one
+        raise DataError(
+            f"{path}: no qid on any line; expected {EXPECTED}, or a group file with the number of rows of each query, "
+            f"a line each, beside it as {_stem(path)}.query"
+        )
+    sizes = None if group is None else _sizes(group)
+    cut = KeyCut(query_of) if format.with_query else SizeCut(np.cumsum(sizes), count_data, is_data)
+    pieces = _pieces(reading, cut, format, watch)
+    return _by_id(path, pieces) if group is None or sizes is None else _by_size(path, group, sizes, pieces)
+
+
+def _pieces(reading: Reading, cut: Cut, format: Format, watch: Watch | None) -> Iterator[_Piece]:
+    for block, own in reading.blocks(cut, _files.BLOCK_BYTES, watch):
+        rows = read_block(reading.path, block.first, block.text, format) if own else None
+        yield _Piece(block.number, count_data(block.text) if rows is None else len(rows.labels), rows)
+
+
+def _by_id(path: Path, pieces: Iterable[_Piece]) -> Queries:
+    seen: set[int] = set()
+    for piece in pieces:
+        ids, lengths = _runs(piece.rows)
+        for query in ids:
             if query in seen:
-                line = _line_of(path, row + start)
-                raise malformed(path, line, f"query {query} again, after other queries", "its lines together")
+                raise _again(path, query)
             seen.add(query)
-        yield tuple(map(str, rows.ids[starts])), np.diff(starts, append=len(rows.ids)), rows
-        row += len(rows.ids)
+        yield piece, list(map(str, ids)), lengths
 
 
-def _by_size(path: Path, group: Path, blocks: Iterable[Rows], with_ids: bool) -> Queries:
-    sizes, done, rows = _sizes(group), 0, None
-    for lengths, rows in _by_id_or_place(path, blocks, sizes, with_ids):
-        stop = int(rows.ids[-1]) + 1 if lengths is None else done + len(lengths)
-        same = lengths is None or np.array_equal(lengths, sizes[done:stop])
-        if not same or len(rows.labels) != sizes[done:stop].sum():
+def _runs(rows: Rows | None) -> tuple[list[int], Int[np.ndarray, " lists"]]:
+    """The queries of rows, and the number of rows of each."""
+    ids = np.zeros(0, np.int64) if rows is None else rows.ids
+    starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
+    return ids[starts].tolist(), np.diff(starts, append=len(ids))
+
+
+def _again(path: Path, query: str | int) -> DataError:
+    before, lines = None, []
+    for number, fields in data_lines(path):
+        if fields[1] != before and int(fields[1].removeprefix("qid:")) == int(query):
+            lines.append(number)
+        before = fields[1]
+    return malformed(path, lines[1], f"query {query} again, after other queries", "its lines together")
+
+
+def _by_size(path: Path, group: Path, sizes: Int[np.ndarray, " lists"], pieces: Iterable[_Piece]) -> Queries:
+    ends, row, done = np.cumsum(sizes), 0, 0
+    for piece in pieces:
+        row += piece.count
+        stop = int(np.searchsorted(ends, row, side="right"))
+        same = piece.rows is None or not len(piece.rows.ids) or np.array_equal(_runs(piece.rows)[1], sizes[done:stop])
+        if not same or piece.count != sizes[done:stop].sum():
             raise _size_misfit(path, group, sizes)
-        yield _numbers(done, stop), sizes[done:stop], rows
+        yield piece, _numbers(done, stop), sizes[done:stop]
         done = stop
-    if sizes[done:].any() or (with_ids and done < len(sizes)):
+    if done < len(sizes):
         raise _size_misfit(path, group, sizes)
-    if rows is not None and done < len(sizes):
-        yield _numbers(done, len(sizes)), sizes[done:], rows.between(0, 0)
-
-
-def _by_id_or_place(path: Path, blocks: Iterable[Rows], sizes: Any, with_ids: bool) -> Iterator[tuple[Any, Rows]]:
-    """Whole queries: with their lengths by qid, or with the number of each row's query by the sizes."""
-    if with_ids:
-        yield from ((lengths, rows) for _, lengths, rows in _by_id(path, blocks))
-        return
-    yield from ((None, rows) for rows in _whole(_numbered(blocks, np.cumsum(sizes))))
-
-
-def _numbered(blocks: Iterable[Rows], ends: Int[np.ndarray, " lists"]) -> Iterator[Rows]:
-    row = 0
-    for rows in blocks:
-        stop = row + len(rows.labels)
-        yield rows._replace(ids=np.searchsorted(ends, np.arange(row, stop), side="right"))
-        row = stop
-
-
-def _whole(blocks: Iterable[Rows]) -> Iterator[Rows]:
-    """Rows whose last query goes on no further."""
-    open_query: list[Rows] = []
-    for rows in blocks:
-        cut = int(np.flatnonzero(np.diff(rows.ids, prepend=rows.ids[0] - 1))[-1])
-        if cut == 0 and (not open_query or open_query[-1].ids[-1] == rows.ids[0]):
-            open_query.append(rows)
-            continue
-        yield Rows.together([*open_query, rows.between(0, cut)])
-        open_query = [rows.between(cut, len(rows.ids))]
-    yield Rows.together(open_query)
 
 
 def _sizes(group: Path) -> Int[np.ndarray, " lists"]:
@@ -270,8 +272,8 @@ def _size_misfit(path: Path, group: Path, sizes: Int[np.ndarray, " lists"]) -> D
     )
 
 
-def _numbers(start: int, stop: int) -> tuple[str, ...]:
-    return tuple(str(number + 1) for number in range(start, stop))
+def _numbers(start: int, stop: int) -> list[str]:
+    return [str(number + 1) for number in range(start, stop)]
 
 
 def _sibling(path: Path) -> Path | None:

@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int
 
 from jaxrank.data._files import DataError, Path, Watch, malformed
-from jaxrank.data._groups import Group, ScatteredError, brought_together, grouped, refuse_duplicates
-from jaxrank.data._lists import BLOCK_ROWS, WHOLE, RankingLists, Share, as_float32, in_blocks
+from jaxrank.data._groups import Group, brought_together, grouped, refuse_duplicates, scattered
+from jaxrank.data._lists import BLOCK_ROWS, RankingLists, as_float32, in_blocks
+from jaxrank.data._shares import WHOLE, Found, Reading, ScatteredError, Share
 from jaxrank.data._tables import Layout, Strings, first_line
 
 SCATTERED_LINES = 5_000_000  # a run that is not grouped by query is sorted in memory, up to this length
@@ -42,10 +43,11 @@ class Qrels:
 
 
 class MappedRun(NamedTuple):
-    """What `map_run` made of the lists of a share, and the names of all queries, in the order of `read_run`."""
+    """What `map_run` made of the lists of a share; all queries, in the order of `read_run`; which are of the share."""
 
     parts: list[Any]
     queries: tuple[str, ...]
+    owned: Bool[np.ndarray, " queries"]
     missing: tuple[str, ...]
     unjudged: tuple[str, ...]
 
@@ -165,58 +167,55 @@ def map_run(
     """Applies `use` to the lists of `read_run`, some `block_rows` at a time, and keeps only what it gives."""
     layout = _run_layout(path)
 
-    def mapped(groups: Iterable[Group]) -> MappedRun:
-        reading = _Reading(path, qrels, options, share, [], [], [])
-        parts = [use(_concatenated(block)) for block in in_blocks(reading.joined(groups), block_rows)]
-        return MappedRun(parts, tuple(reading.queries), tuple(reading.missing), tuple(reading.unjudged))
+    def mapped(groups: Callable[[Reading], Iterable[Group]]) -> MappedRun:
+        answers = _Answers(qrels, options, Reading(path, share))
+        lists = answers.joined(groups(answers.reading))
+        parts = [use(_concatenated(block)) for block in in_blocks(lists, block_rows)]
+        return MappedRun(parts, *answers.found)
 
     try:
-        return mapped(grouped(path, layout, watch))
+        return mapped(lambda reading: grouped(reading, layout, watch))
     except ScatteredError:  # what was made so far is of parts of queries, and is dropped
-        return mapped([brought_together(path, layout, SCATTERED_LINES, watch)])
+        return mapped(lambda reading: scattered(reading, layout, SCATTERED_LINES, watch))
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """A run that is being read: by what rules, and the queries so far."""
+class _Answers:
+    """A run that is being read: by what rules, and what is found in all of it, once it is read."""
 
-    path: Path
-    qrels: Qrels
-    options: RunOptions
-    share: Share
-    queries: list[str]
-    missing: list[str]
-    unjudged: list[str]
+    def __init__(self, qrels: Qrels, options: RunOptions, reading: Reading):
+        self.qrels, self.options, self.reading = qrels, options, reading
+        self.found: tuple = ()
 
     def joined(self, groups: Iterable[Group]) -> Iterator["_Joined"]:
-        """The lists of the share, some queries at a time."""
-        for group in groups:
-            refuse_duplicates(group, self.path, RUN)
-            judged = np.array([query in self.qrels.documents for query in group.queries])
-            self.unjudged.extend(query for query, known in zip(group.queries, judged, strict=True) if not known)
-            owned = judged.copy()
-            owned[judged] = self._owned([query for query in group.queries if query in self.qrels.documents])
-            own = group.select(owned)
-            if own.queries:
-                yield _join(own, self.qrels, self.options)
-        if not self.queries:
-            raise DataError(_no_common_query(self.path, self.unjudged, self.qrels))
-        yield from self._unanswered()
+        """The lists of the share, some queries at a time; those without an answer at the end."""
+        try:
+            for group in groups:
+                refuse_duplicates(group, self.reading.path, RUN)
+                own = group.select(np.array([query in self.qrels.documents for query in group.queries], bool))
+                if own.queries:
+                    yield _join(own, self.qrels, self.options)
+        except (DataError, ScatteredError) as error:
+            self.reading.agree(error)
+        yield from self._unanswered(self.reading.agree())
 
-    def _owned(self, queries: list[str]) -> Bool[np.ndarray, " queries"]:
-        """Takes up these queries. Which of them are of the share?"""
-        self.queries.extend(queries)
-        return self.share.owns(np.arange(len(self.queries) - len(queries), len(self.queries)))
+    def _unanswered(self, run: Found) -> Iterator["_Joined"]:
+        answered = set(run.queries)
+        if len(answered) < len(run.queries):
+            raise ScatteredError
+        judged = np.array([query in self.qrels.documents for query in run.queries], bool)
+        if not judged.any():
+            raise DataError(_no_common_query(self.reading.path, run.queries, self.qrels))
+        unjudged = tuple(query for query, known in zip(run.queries, judged, strict=True) if not known)
+        queries = tuple(query for query, known in zip(run.queries, judged, strict=True) if known)
+        missing = tuple(query for query in self.qrels.documents if query not in answered)
+        added = missing if self.options.missing == "count" else ()
+        owned = self.reading.share.owns(np.arange(len(added)))
+        self.found = queries + added, np.concatenate([run.owned[judged], owned]), missing, unjudged
+        if owned.any():
+            yield _unanswered([query for query, own in zip(added, owned, strict=True) if own], self.qrels)
 
-    def _unanswered(self) -> Iterator["_Joined"]:
-        answered = set(self.queries)
-        self.missing.extend(query for query in self.qrels.documents if query not in answered)
-        if self.options.missing == "count" and self.missing:
-            owned = self._owned(self.missing)
-            yield _unanswered([query for query, own in zip(self.missing, owned, strict=True) if own], self.qrels)
 
-
-def _no_common_query(path: Path, queries: list[str], qrels: Qrels) -> str:
+def _no_common_query(path: Path, queries: tuple[str, ...], qrels: Qrels) -> str:
     some = ", ".join(queries[:3]) or "none"
     return (
         f"{path}: no query of this run is judged (queries of the run: {some}; of the qrels: "

@@ -201,10 +201,11 @@ def _queries(reading: Reading, options: LetorOptions, watch: Watch | None) -> Qu
             f"{path}: no qid on any line; expected {EXPECTED}, or a group file with the number of rows of each query, "
             f"a line each, beside it as {_stem(path)}.query"
         )
-    sizes = None if group is None else _sizes(group)
+    if group is None:
+        return _by_id(path, _pieces(reading, KeyCut(query_of), format, watch))
+    sizes = _sizes(group)
     cut = KeyCut(query_of) if format.with_query else SizeCut(np.cumsum(sizes), count_data, is_data)
-    pieces = _pieces(reading, cut, format, watch)
-    return _by_id(path, pieces) if group is None or sizes is None else _by_size(path, group, sizes, pieces)
+    return _by_size(path, group, sizes, _pieces(reading, cut, format, watch))
 
 
 def _pieces(reading: Reading, cut: Cut, format: Format, watch: Watch | None) -> Iterator[_Piece]:

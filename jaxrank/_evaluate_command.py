@@ -135,8 +135,8 @@ def evaluate(
     evaluated, to show what comes out.
 
     Files are read in blocks, so a run grouped by query, or a LETOR file, may be longer than memory. A run whose queries
-    are scattered is sorted in memory, up to 5 million lines. With several processes each has its share of the queries,
-    and process 0 prints the figures of all.
+    are scattered is sorted in memory, up to 5 million lines. With several processes each parses its share of the
+    queries, and process 0 prints the figures of all.
 
     NDCG@K adds up what the first K results of a query are worth, each discounted by 1/log2(1 + rank), and divides by
     what the best possible order would give: 1 is perfect. The figure is the mean over queries.

@@ -38,7 +38,7 @@ def rank_keys(scores: Shaped[Array, "*#batch n"], where: Mask | None, *, ties: T
 
 def _as_float(scores: Shaped[Array, "*batch n"]) -> Lists:
     if jnp.issubdtype(scores.dtype, jnp.floating):
-        return scores
+        return scores if scores.dtype.itemsize > 1 else scores.astype(jnp.float32)  # 8 bits may lack -inf
     dtype = jnp.float64 if scores.dtype.itemsize == 8 else jnp.float32
     if scores.dtype.itemsize == 1:
         return scores.astype(jnp.bfloat16)

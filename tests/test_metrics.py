@@ -2,6 +2,7 @@
 
 import fractions
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -183,6 +184,21 @@ def test_any_real_dtype(scores_dtype, labels_dtype):
     value = jaxrank.ndcg_at_k(jnp.asarray(scores, scores_dtype), jnp.asarray(labels, labels_dtype), 3)
     assert value.dtype == jnp.float32
     np.testing.assert_array_equal(value, ndcg(np.float32(scores), np.float32(labels), 3))
+    where = np.array([[True, False, True, True]])
+    masked = jaxrank.ndcg_at_k(jnp.asarray(scores, scores_dtype), jnp.asarray(labels, labels_dtype), 3, where=where)
+    np.testing.assert_array_equal(masked, ndcg(np.float32(scores), np.float32(labels), 3, where=where))
+
+
+@pytest.mark.parametrize("ties", ["average", "best", "worst"])
+@pytest.mark.parametrize("scale", [0.5, 4, 30])  # of groups with hundreds, tens and a few at the cutoff
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.float32])
+def test_tied_lists_together_are_as_each_alone(ties, scale, dtype):
+    rng = np.random.default_rng(0)
+    scores = jnp.asarray(np.clip(np.round(scale * rng.normal(size=(260, 300))), -127, 127), dtype)
+    labels = jnp.asarray(rng.integers(0, 5, (260, 300)), jnp.float32)
+    metric = jax.jit(partial(jaxrank.ndcg_at_k, k=10, ties=ties))
+    together, alone = metric(scores, labels), jax.lax.map(lambda pair: metric(*pair), (scores, labels))
+    np.testing.assert_allclose(together, alone, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

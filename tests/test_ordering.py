@@ -31,6 +31,8 @@ TOP_K, LARGEST, LARGEST_GRADES = (
     jax.jit(function, static_argnums=1) for function in (ordering.top_k, ordering.largest, ordering._largest_grades)
 )
 
+BEYOND = jax.jit(partial(ordering.top_k, beyond=6), static_argnums=1)
+
 
 def stable_order(keys):
     return np.argsort(-np.asarray(keys, np.float64), axis=-1, kind="stable")
@@ -49,6 +51,23 @@ def test_top_k(kind, batch, n, k):
     np.testing.assert_array_equal(values, np.take_along_axis(np.asarray(keys), order, -1))
     if kind != "zeros of both signs":  # which one of two equal zeros it was is left to the platform
         np.testing.assert_array_equal(indices, order)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize(("batch", "n", "k"), [(256, 16, 12), (300, 100, 1), (256, 1003, 20), (2, 12_345, 11)])
+def test_beyond_the_first_k(kind, batch, n, k, dtype):
+    """Whatever equals the k-th is among them, unless the last one equals it too."""
+    keys = lists(kind, batch, n).astype(dtype)
+    values, indices = BEYOND(keys, k)
+    keys, order = np.float32(keys), stable_order(keys)
+    assert values.dtype == jnp.float32 and values.shape == (batch, min(k + 6, n))
+    np.testing.assert_array_equal(values, np.take_along_axis(keys, np.asarray(indices), -1))
+    np.testing.assert_array_equal(values[:, :k], np.take_along_axis(keys, order[:, :k], -1))
+    ended = np.asarray(values[:, -1] < values[:, k - 1])
+    found = (np.asarray(values) == values[:, k - 1 : k]).sum(-1)
+    np.testing.assert_array_equal(found[ended], (keys == values[:, k - 1 : k]).sum(-1)[ended])
+    assert all(len(set(row)) == len(row) for row in indices.tolist())
 
 
 def test_top_k_of_lists_that_are_sure_beside_one_that_is_not():

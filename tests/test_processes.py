@@ -208,6 +208,7 @@ def ended(processes, timeout=300):
     finally:
         for process in processes:
             process.kill()
+            process.communicate()  # whatever happened, none is left behind
     return [(process.returncode, *texts) for process, texts in zip(processes, shown)]
 
 
@@ -273,7 +274,7 @@ def slow_ends(files):
         yield {
             "first": pool.submit(killed_while_reading, files, 2, 0),
             "other": pool.submit(killed_while_reading, files, 3, 1),
-            "lonely": pool.submit(lambda: ended(started(2, "evaluate", only=1), 70)),
+            "lonely": pool.submit(lambda: ended(started(2, "evaluate", only=1), 120)),
         }
 
 

@@ -274,7 +274,7 @@ def slow_ends(files):
         yield {
             "first": pool.submit(killed_while_reading, files, 2, 0),
             "other": pool.submit(killed_while_reading, files, 3, 1),
-            "lonely": pool.submit(lambda: ended(started(2, "evaluate", only=1), 120)),
+            "lonely": pool.submit(lambda: ended(started(2, "evaluate", only=1), 70)),
         }
 
 
